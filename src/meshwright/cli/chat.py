@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from meshwright.cli.answer import Answer, Note
@@ -27,6 +28,8 @@ EXAMPLES = (
     'mw chat --say "What is the capital of France?" --temperature 0',
 )
 
+_ENDS = ("/bye", "/exit", "/quit")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
@@ -49,7 +52,8 @@ def run(args: argparse.Namespace) -> Answer:
         from meshwright.run.serve.llm import LLM
 
         if not args.say and not sys.stdin.isatty():
-            args.say = [line for line in sys.stdin.read().splitlines() if line.strip()]
+            lines = (line for line in sys.stdin.read().splitlines() if line.strip())
+            args.say = list(takewhile(lambda line: line.strip() not in _ENDS, lines))
             if not args.say:
                 fix = 'use --say "…", a terminal or a pipe'
                 raise InputError([Problem("--say", "there is nothing to say", fix)])
@@ -80,7 +84,7 @@ def _next(say: list[str], said: int) -> str | None:
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)
         return None
-    return None if text in {"/bye", "/exit", "/quit"} else text or _next(say, said)
+    return None if text in _ENDS else text or _next(say, said)
 
 
 def _show(piece: "Piece") -> None:

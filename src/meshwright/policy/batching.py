@@ -280,7 +280,7 @@ class Batcher:
             self.pool.hold(found)
         if not sequence.done:
             sequence.done = sequence.cached = len(found) * block
-            if sequence.keys and self.limits.prefix_cache:
+            if sequence.keys is not None and self.limits.prefix_cache:
                 self.queried += sequence.tokens
                 self.hits += sequence.cached
         # It may come with all its keys and values, and with a token that follows them.

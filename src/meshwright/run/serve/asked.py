@@ -3,7 +3,7 @@
 An `Ask` goes in, `Piece`s come out until each of its choices has a `finish`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -160,18 +160,35 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that were found."""
     preemptions: int = 0
     steps: int = 0
+    step_sizes: tuple[int, ...] = ()
+    """Steps by their tokens: up to each of `STEP_SIZES`, and beyond."""
+    step_tokens: int = 0
+    drafts: int = 0
+    """Guesses ahead that were checked, their tokens, and those of them that were right."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     idle_s: float | None = None
     """Seconds since the last step ended while requests are there; None where none are."""
     more: dict[str, Any] = {}
 
     def after(self, before: "Gauges") -> "Gauges":
         """Return the same with what was counted before; what is done at the moment stays."""
-        sums = {name: getattr(self, name) + getattr(before, name) for name in COUNTED}
-        return msgspec.structs.replace(self, **sums)
+        return msgspec.structs.replace(self, **counted((self, before)))
 
 
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens of a step that are told apart: the bounds that vLLM's figures have."""
 COUNTED = (
     *("prompt_tokens", "output_tokens", "prefix_queries", "prefix_hits", "preemptions"),
-    "steps",
+    *("steps", "step_tokens", "drafts", "draft_tokens", "accepted_tokens"),
 )
 """Gauges that only grow."""
+
+
+def counted(gauges: Iterable[Gauges]) -> dict[str, Any]:
+    """Return what several gauges have counted, as one has it."""
+    every = tuple(gauges)
+    found: dict[str, Any] = {name: sum(getattr(one, name) for one in every) for name in COUNTED}
+    sizes = [one.step_sizes for one in every if one.step_sizes]
+    found["step_sizes"] = tuple(map(sum, zip(*sizes, strict=True)))
+    return found

@@ -12,15 +12,11 @@ import msgspec
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.policy.kv import block_keys
 from meshwright.policy.routing import Router, Routing
-from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.asked import Ask, Gauges, Piece, counted
 from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken, Serves
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.together import Together
-
-_SUMMED = tuple(
-    field for field in Gauges.__struct_fields__ if field not in {"kv_usage", "idle_s", "more"}
-)
 
 
 class _Changed:
@@ -251,7 +247,7 @@ class Halves:
 
 def joined(gauges: Sequence[Gauges]) -> Gauges:
     """Return the gauges of several engines as of one."""
-    sums = {name: sum(getattr(each, name) for each in gauges) for name in _SUMMED}
+    now = {name: sum(getattr(each, name) for each in gauges) for name in ("running", "waiting")}
     idle = [each.idle_s for each in gauges if each.idle_s is not None]
     usage = sum(each.kv_usage for each in gauges) / len(gauges)
-    return Gauges(kv_usage=usage, idle_s=max(idle, default=None), **sums)
+    return Gauges(kv_usage=usage, idle_s=max(idle, default=None), **now, **counted(gauges))

@@ -18,12 +18,17 @@ class Bytes:
     """Every byte of UTF-8 is a token; 256 ends a text and 257 begins one."""
 
     size = SIZE
+    marks = frozenset({END, 257})
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         return [257] * special + list(text.encode())
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(one for one in ids if one < 256).decode("utf-8", "replace")
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        kept = (one for one in ids if one < 256 or not skip_special)
+        return b"".join(map(self.spelled, kept)).decode("utf-8", "replace")
+
+    def spelled(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b"<%d>" % token
 
     def chat(
         self,

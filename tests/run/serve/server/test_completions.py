@@ -111,11 +111,31 @@ def test_echo_tells_the_prompt_and_how_likely_it_was(client: Any) -> None:
     )
     choice = got.choices[0]
     assert (choice.text, choice.finish_reason) == ("hi", "length")
-    assert choice.logprobs.tokens == ["", "h", "i"]
+    assert choice.logprobs.tokens == ["<257>", "h", "i"]
+    assert choice.logprobs.text_offset == [0, 0, 1]  # nobody wrote the first
     assert choice.logprobs.token_logprobs == [None, -2.0, -2.0]
+    assert choice.logprobs.top_logprobs == [None, {"h": -2.0}, {"i": -2.0}]
     assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (3, 0)
     got = client.completions.create(model="parrot", prompt="hi", echo=True, max_tokens=4)
     assert got.choices[0].text == "hi>hi"
+
+
+def test_tokens_that_are_parts_of_a_character_keep_their_bytes_and_places(client: Any) -> None:
+    asked = {"model": "parrot", "prompt": "a🦖b", "echo": True, "logprobs": 1, "max_tokens": 0}
+    told = client.completions.create(**asked).choices[0].logprobs
+    parts = [r"bytes:\xf0", r"bytes:\x9f", r"bytes:\xa6", r"bytes:\x96"]
+    assert told.tokens == ["<257>", "a", *parts, "b"]
+    assert told.text_offset == [0, 0, 1, 1, 1, 1, 2]
+    messages = [{"role": "user", "content": "🦖"}]
+    chat = client.chat.completions.create(model="parrot", messages=messages, logprobs=True)
+    spelled = [byte for each in chat.choices[0].logprobs.content for byte in each.bytes]
+    assert "🦖".encode() in bytes(spelled)
+
+
+def test_echo_gives_a_prompt_back_as_it_was_written(client: Any) -> None:
+    asked = {"model": "parrot", "echo": True, "max_tokens": 0}
+    assert client.completions.create(prompt="<257>hi", **asked).choices[0].text == "<257>hi"
+    assert client.completions.create(prompt=[257, 104], **asked).choices[0].text == "<257>h"
 
 
 def test_an_engine_that_cannot_tell_of_prompts_is_not_believed(

@@ -93,10 +93,14 @@ def test_an_engines_own_figures_are_shown_where_they_are_numbers(families: dict[
     assert not [name for name in families if "odd" in name or "words" in name]
 
 
-def test_scrapers_get_the_format_they_take(served: Served) -> None:
-    got = send(served.url, "/metrics", headers={"accept": "application/openmetrics-text"})
-    assert got.headers["content-type"].startswith("application/openmetrics-text")
-    assert got.body.endswith(b"# EOF\n")
+@pytest.mark.parametrize(
+    "accept", ["", "application/openmetrics-text; version=1.0.0", "text/plain; version=0.0.4"]
+)
+def test_names_keep_their_colons_whatever_a_scraper_takes(served: Served, accept: str) -> None:
+    got = send(served.url, "/metrics", headers={"accept": accept})
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b"\nvllm:num_requests_running{" in got.body
+    assert b"vllm_" not in got.body
 
 
 def test_a_bound_is_within_its_range() -> None:

@@ -25,6 +25,7 @@ from meshwright.policy.batching import Batcher, Sequence
 from meshwright.run.serve.asked import Ask, Gauges, Piece, Sink, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer, Silent, Text
 from meshwright.run.serve.engine.checks import Offer, check_ask
+from meshwright.run.serve.engine.counting import Counts
 from meshwright.run.serve.engine.guessing import Guesses, Guessing
 from meshwright.run.serve.engine.handing import Handing
 from meshwright.run.serve.engine.likelihoods import likelihoods
@@ -98,7 +99,7 @@ class Engine:
         self._masks: Masks | None = None
         self._flying: _Flying | None = None
         self._outbox: list[tuple[Sink, Piece]] = []
-        self._steps = self._prompt_tokens = self._output_tokens = 0
+        self._counts = Counts()
         self._progress_s = time.monotonic()
 
     # Asking.
@@ -150,7 +151,7 @@ class Engine:
         answer.brought = brought
         told = () if parcel.likely is None else (TokenLogprob(parcel.first, *parcel.likely),)
         piece = answer.take((parcel.first,), told)
-        self._output_tokens += 1
+        self._counts.output_tokens += 1
         self._outbox.append((answer.sink, piece))
         if piece.finish is None:
             self.batcher.add(sequence)
@@ -278,7 +279,7 @@ class Engine:
                 chances = self._guessing.guesses.chances(drawing, computed.lines.ends)
                 computed = replace(computed, chances=chances)
             self._flying = _Flying(drawing, self.runner.draw(computed, mask))
-        self._steps += 1
+        self._counts.step(batch)
         if flying is not None:
             self._land(flying)
         self._progress_s = time.monotonic()
@@ -296,13 +297,11 @@ class Engine:
             running=batcher.running,
             waiting=len(batcher.waiting),
             kv_usage=pool.held / pool.size,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
             prefix_queries=batcher.queried,
             prefix_hits=batcher.hits,
             preemptions=batcher.preemptions,
-            steps=self._steps,
             idle_s=None if self.is_idle else time.monotonic() - self._progress_s,
+            **self._counts.told(),
         )
 
     def _mask(self, drawing: list[Drawing], ends: tuple[int, ...]) -> Tensor | None:
@@ -334,14 +333,16 @@ class Engine:
                 continue
             if not answer.begun and answer.choice == 0:
                 # Once for each ask, as it begins: not what is computed anew, nor guesses.
-                self._prompt_tokens += len(answer.ask.prompt)
+                self._counts.prompt_tokens += len(answer.ask.prompt)
             if answer.taken is not None:
                 sent = self._handing.send(answer, tokens[place][0], likely.get(place, ()))
                 self._outbox.append((answer.sink, sent))
                 self._drop(answer)
                 continue
+            if drawing.checks and answer.guessed:
+                self._counts.draft(len(answer.guessed), len(tokens[place]) - 1)
             piece = answer.take(tokens[place], likely.get(place, ()))
-            self._output_tokens += len(piece.tokens)
+            self._counts.output_tokens += len(piece.tokens)
             self._outbox.append((answer.sink, piece))
             if piece.finish is not None:
                 self._drop(answer)

@@ -21,6 +21,7 @@ from meshwright.run.serve.model.chat import ChatTemplate, Message
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.model.gguf_words import tokenizer_of
 from meshwright.run.serve.model.messages import plain_messages
+from meshwright.run.serve.model.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -57,6 +58,7 @@ class Words:
         self.size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
         """Tokens are numbers below this one."""
         self._template = ChatTemplate(template, self.special) if template else None
+        self._bytes = TokenBytes(tokenizer)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, with those that prompts begin with where `special`.
@@ -70,6 +72,10 @@ class Words:
         """Return the text of tokens; bytes that are no whole character become U+FFFD."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
         return text
+
+    def spelled(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; special ones as they are written."""
+        return self._bytes(token)
 
     def reader(self, shown: Iterable[str] = ()) -> Callable[[Sequence[int]], str]:
         """Return what makes text of tokens, special ones among `shown` included."""

@@ -176,15 +176,18 @@ class Views:
             return _json(replies.Health("draining", "the server is going down"), 503)
         if reason := desk.engine.ill():
             return _json(replies.Health("ill", reason), 503)
+        if isinstance(desk.engine, Sleeps) and desk.engine.asleep():
+            # It is well, and who put it to sleep would not want it started anew.
+            return _json(replies.Health("asleep", "POST /wake_up wakes it"))
         return _json(replies.Health("ok"))
 
     async def version(self, _: Request) -> Response:
         """Answer with the version."""
         return _json(replies.Version(package_version()))
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, _: Request) -> Response:
         """Answer with the figures."""
-        page, kind = self._desk.figures.exposition(request.headers.get("accept", ""))
+        page, kind = self._desk.figures.exposition()
         return Response(page, headers={"content-type": kind})
 
     async def is_sleeping(self, _: Request) -> Response:

@@ -18,7 +18,7 @@ from meshwright.run.serve.server.bodies import CompletionBody
 from meshwright.run.serve.server.choices import ChoiceStream
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import Fault, refused
-from meshwright.run.serve.server.likely import completion_logprobs, joined
+from meshwright.run.serve.server.likely import Offsets, completion_logprobs, joined, shown
 from meshwright.run.serve.server.replies import (
     Completion,
     CompletionChoice,
@@ -74,7 +74,14 @@ async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
     replies = desk.ask(asks, call)
     replies.silent = not most
     texts = [
-        CompletionText(desk, body, ask.prompt, at * ask.sampling.n + choice, silent=not most)
+        CompletionText(
+            desk,
+            body,
+            ask.prompt,
+            at * ask.sampling.n + choice,
+            silent=not most,
+            written=_written(body.prompt, at),
+        )
         for at, ask in enumerate(asks)
         for choice in range(ask.sampling.n)
     ]
@@ -114,21 +121,35 @@ def _joined(parts: list[CompletionChoice]) -> CompletionChoice:
     )
 
 
+def _written(given: str | list[str | int | list[int]], at: int) -> str | None:
+    """Return a prompt as it was written; None where it came as tokens."""
+    one = given if isinstance(given, str) else given[at]
+    return one if isinstance(one, str) else None
+
+
 class CompletionText:
     """One choice, piece by piece."""
 
     def __init__(
-        self, desk: Desk, body: CompletionBody, prompt: tuple[int, ...], index: int, *, silent: bool
+        self,
+        desk: Desk,
+        body: CompletionBody,
+        prompt: tuple[int, ...],
+        index: int,
+        *,
+        silent: bool,
+        written: str | None = None,
     ) -> None:
+        """Follow a choice; `written` is the text of its prompt, where it came as one."""
         self._words = desk.words
-        self._prompt = prompt
+        self._prompt, self._written = prompt, written
         self._index = index
         self._most = body.logprobs
         self._echo = bool(body.echo)
         self._tell_ids = bool(body.return_token_ids)
         self._silent = silent
         self._begun = False
-        self._offset = 0
+        self._offsets = Offsets()
         self._around: tuple[bytes, bytes] | None = None
         """What stands around the text in most events."""
         self._plain = self._most is None and not self._tell_ids and not silent
@@ -162,7 +183,7 @@ class CompletionText:
             if piece.logprobs and not silent:
                 told.append(self._likely(piece.logprobs))
         if self._echo and not self._begun:
-            text = self._words.decode(self._prompt) + text
+            text = self._opening + text
         self._begun = True
         finish: FinishReason | None = None
         if piece.finish is not None:
@@ -177,16 +198,32 @@ class CompletionText:
             prompt_token_ids=prompt_ids,
         )
 
+    @property
+    def _opening(self) -> str:
+        """The prompt, as it was written where it was."""
+        if self._written is not None:
+            return self._written
+        return self._words.decode(self._prompt, skip_special=False)
+
     def _likely(self, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        told = completion_logprobs(tokens, self._words, offset=self._offset, most=self._most or 0)
-        self._offset = told.text_offset[-1] + len(told.tokens[-1])
-        return told
+        """Return what is told of an answer's tokens, whose text shows no special ones."""
+        words, offsets, begins = self._words, self._offsets, list[int]()
+        for told in tokens:
+            begins.append(offsets.at)
+            offsets.add(b"" if told.token in words.marks else words.spelled(told.token))
+        return completion_logprobs(tokens, words, offsets=begins, most=self._most or 0)
 
     def _echoed(self, told: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """Return what is known of the prompt's tokens; nobody can say it of the first."""
         if len(told) != len(self._prompt) - 1:
             raise Fault(501, "This engine does not tell how likely prompts were", param="logprobs")
-        first = self._words.decode(self._prompt[:1])
-        self._offset = len(first)
-        opening = CompletionLogprobs([first], [None], [None], [0])
-        return joined([opening, self._likely(told)]) if told else opening
+        words, text, offsets, begins = self._words, self._opening, self._offsets, list[int]()
+        for token in self._prompt:
+            begins.append(offsets.at)
+            spelled = words.spelled(token)
+            if token in words.marks and not text.startswith(spelled.decode(), offsets.at):
+                spelled = b""  # the tokenizer's own, which nobody wrote
+            offsets.add(spelled)
+        opening = CompletionLogprobs([shown(self._prompt[0], words)], [None], [None], [0])
+        rest = completion_logprobs(told, words, offsets=begins[1:], most=self._most or 0)
+        return joined([opening, rest])

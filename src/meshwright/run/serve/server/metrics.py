@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from meshwright.run.serve.asked import Gauges
+from meshwright.run.serve.asked import STEP_SIZES, Gauges
 from meshwright.run.serve.interface import Serves
 
 # The bounds that vLLM's metrics have, so that panels of quantiles read alike.
@@ -91,6 +91,7 @@ class Figures(Collector):
         self.decode = Tally(REQUEST_S)
         self.prompt_length = Tally(lengths)
         self.answer_length = Tally(lengths)
+        self.longest_answer = Tally(lengths)
         self.asked_length = Tally(lengths)
         self.choices = Tally(CHOICES)
         self.ends: Counter[str] = Counter(dict.fromkeys(ENDS, 0))
@@ -99,9 +100,13 @@ class Figures(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the page, and its content type, in the format that the scraper takes."""
-        encode, kind = choose_encoder(accept)
+    def exposition(self) -> tuple[bytes, str]:
+        """Return the page and its content type, which every scraper takes.
+
+        In OpenMetrics the library writes `vllm_` for `vllm:` where a scraper does not ask for names
+        in UTF-8, and dashboards would find nothing.
+        """
+        encode, kind = choose_encoder("text/plain; version=0.0.4")
         return encode(self._registry), kind
 
     def describe(self) -> Iterable[Metric]:
@@ -117,6 +122,13 @@ class Figures(Collector):
             family = HistogramMetricFamily(f"vllm:{name}", help_text, labels=LABELS)
             family.add_metric(self._labels, tally.buckets(), tally.sum)
             yield family
+        steps = Tally(STEP_SIZES)
+        steps.counts, steps.sum = list(gauges.step_sizes) or steps.counts, gauges.step_tokens
+        family = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens of a step of the engine.", labels=LABELS
+        )
+        family.add_metric(self._labels, steps.buckets(), steps.sum)
+        yield family
 
     def _gauges(self, gauges: Gauges) -> Iterator[Metric]:
         rows = [
@@ -158,8 +170,16 @@ class Figures(Collector):
                 gauges.prefix_queries,
             ),
             ("vllm:prefix_cache_hits", "Those of them that were found.", gauges.prefix_hits),
+            ("vllm:prompt_tokens_cached", "As prefix_cache_hits.", gauges.prefix_hits),
             ("vllm:num_preemptions", "Requests that lost their place.", gauges.preemptions),
             ("meshwright:engine_steps", "Steps of the engine.", gauges.steps),
+            ("vllm:spec_decode_num_drafts", "Guesses ahead that were checked.", gauges.drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Their tokens.", gauges.draft_tokens),
+            (
+                "vllm:spec_decode_num_accepted_tokens",
+                "Those of them that were right.",
+                gauges.accepted_tokens,
+            ),
         ]
         for name, help_text, value in rows:
             counter = CounterMetricFamily(name, help_text, labels=LABELS)
@@ -199,6 +219,11 @@ class Figures(Collector):
             ("request_decode_time_seconds", "From the first token to the last.", self.decode),
             ("request_prompt_tokens", "Tokens of a prompt.", self.prompt_length),
             ("request_generation_tokens", "Tokens of an answer.", self.answer_length),
+            (
+                "request_max_num_generation_tokens",
+                "Tokens of a request's longest answer.",
+                self.longest_answer,
+            ),
             ("request_params_max_tokens", "Tokens that a request may get.", self.asked_length),
             ("request_params_n", "Answers that a request asks for.", self.choices),
         ]

@@ -38,7 +38,9 @@ async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
         }
         tools = [shown_tool(tool.function) for tool in body.tools or ()] or None
         tokens = await written_chat(desk.words, messages_of(body.messages or []), tools, values)
-    texts = [desk.words.decode([token]) for token in tokens] if body.return_token_strs else None
+    texts = None
+    if body.return_token_strs:
+        texts = [desk.words.spelled(token).decode(errors="replace") for token in tokens]
     return encode(
         Tokens(
             count=len(tokens),
@@ -50,9 +52,10 @@ async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
 
 
 async def detokenize(desk: Desk, body: DetokenizeBody, _: Call) -> Answer:
-    """Answer with the text of tokens."""
+    """Answer with the text of tokens, special ones included: the way back of `tokenize`."""
     named_model(body.model, desk.settings)
-    return encode(Detokenized(desk.words.decode(checked(body.tokens, desk.words, "tokens"))))
+    tokens = checked(body.tokens, desk.words, "tokens")
+    return encode(Detokenized(desk.words.decode(tokens, skip_special=False)))
 
 
 async def sleep(desk: Desk, body: SleepBody, _: Call) -> Answer:

@@ -187,7 +187,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 class Health(msgspec.Struct, frozen=True):
     """The answer of `/health`."""
 
-    status: Literal["ok", "draining", "ill"]
+    status: Literal["ok", "asleep", "draining", "ill"]
     reason: str = ""
 
 

@@ -32,6 +32,7 @@ class Reply:
         self.ask = ask
         self.output_tokens = 0
         self.cached_tokens = 0
+        self._lengths = [0] * ask.sampling.n
         self._figures = figures
         self._traffic = traffic
         self._call = call
@@ -87,6 +88,7 @@ class Reply:
         choice = piece.choice
         if piece.tokens:
             self.output_tokens += len(piece.tokens)
+            self._lengths[choice] += len(piece.tokens)
             if last := self._last_at[choice]:
                 self._figures.next_token.add(now - last)
             self._last_at[choice] = now
@@ -122,6 +124,7 @@ class Reply:
         figures.decode.add(max(decode_s, 0.0))
         figures.prompt_length.add(len(self.ask.prompt))
         figures.answer_length.add(self.output_tokens)
+        figures.longest_answer.add(max(self._lengths))
         after_first = self.output_tokens - self.ask.sampling.n
         if after_first > 0:
             figures.mean_token.add(decode_s * self.ask.sampling.n / after_first)

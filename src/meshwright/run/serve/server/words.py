@@ -18,14 +18,21 @@ class Words(Protocol):
     def size(self) -> int:
         """Tokens are numbers below this one."""
 
+    @property
+    def marks(self) -> frozenset[int]:
+        """Special tokens, which answers do not show."""
+
     def encode(self, text: str, /, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, with the model's first token where `special` and it has one.
 
         Special tokens that are written out in the text are always taken for themselves.
         """
 
-    def decode(self, ids: Sequence[int], /) -> str:
+    def decode(self, ids: Sequence[int], /, *, skip_special: bool = True) -> str:
         """Return the text of tokens; what is no text comes as U+FFFD."""
+
+    def spelled(self, token: int, /) -> bytes:
+        """Return the bytes that a token stands for; special ones as they are written."""
 
     def chat(
         self,
