@@ -105,7 +105,8 @@ def _size(layout: Layout) -> int:
 def _cluster(gpu: Gpu, gpus: int) -> Cluster:
     row: dict[str, Any] = {"gpu": gpu.name, "gpus": gpus}
     if gpu.name.startswith("gh"):
-        row["gpus_per_node"] = 1  # each superchip is a machine of its own
+        # A superchip is a machine of its own, or one of four on a board that NVLink joins.
+        row["gpus_per_node"] = 4 if gpus % 4 == 0 else 1
     elif gpus > 8 and gpus % 8:
         row["gpus_per_node"] = 4 if gpus % 4 == 0 else 2 if gpus % 2 == 0 else 1
     cluster = replace(cluster_of_row(row), gpu=gpu)
