@@ -80,11 +80,21 @@ def test_equal_beginnings_are_computed_once() -> None:
     # Within one step too: what one row writes, another row of the same step reads.
     assert parts(batcher.next()) == [(0, 10), (8, 11)]
     assert first.blocks[:2] == second.blocks[:2]
-    assert (second.cached, batcher.hits, batcher.queried) == (8, 8, 21)
+    assert (second.cached, batcher.cache.hits, batcher.cache.queried) == (8, 8, 21)
     run_out(batcher)
     third = Sequence(8, 2, keys=["a", "b"])
     batcher.add(third)
     assert parts(batcher.next()) == [(4, 8)], "the last token is always computed"
+
+
+def test_prompts_shorter_than_a_block_are_looked_up_and_each_counts_once() -> None:
+    batcher = Batcher(limits(batch_requests=2), 8)
+    first, second = Sequence(3, 20, keys=[]), Sequence(3, 20, keys=[])
+    batcher.add(first)
+    batcher.add(second)
+    run_out(batcher)
+    assert batcher.preemptions
+    assert (batcher.cache.queried, batcher.cache.hits) == (6, 0)
 
 
 def test_answers_can_be_found_again_once_their_blocks_are_named() -> None:

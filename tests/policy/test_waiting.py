@@ -51,6 +51,16 @@ def test_the_tenant_that_got_least_goes_first() -> None:
     assert turns == ["a", "x", "y", "b", "c"]
 
 
+def test_who_waits_already_is_not_charged_for_coming_again() -> None:
+    waiting: Waiting[One] = Waiting()
+    waiting.push(One("x", "modest", priority=1))
+    waiting.push(One("a", "greedy", priority=1))
+    waiting.charge("greedy", 50)
+    # Somebody of the modest tenant made room, and waits at another priority.
+    waiting.push(One("y", "modest"), first=True)
+    assert order(waiting) == "xay"
+
+
 def test_a_weight_of_two_gets_twice_as_much() -> None:
     waiting: Waiting[One] = Waiting({"big": 2.0})
     for _ in range(90):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.decoding import Decoding
+from meshwright.policy.host_blocks import HostBlocks
 from meshwright.policy.kv import BlockPool
 from meshwright.policy.places import Places
 from meshwright.policy.prefix_cache import PrefixCache
@@ -40,12 +41,13 @@ class Batcher:
         With `guesses`, sequences do not decode by themselves: each `propose`s tokens for its next
         step, and `settle`s how many of them were right.
         """
-        self.limits, self.pool, self.host = limits, BlockPool(blocks), BlockPool(limits.host_blocks)
+        self.limits, self.pool = limits, BlockPool(blocks)
+        self.host = HostBlocks(limits.host_blocks)
         self.waiting: Waiting[Sequence] = Waiting(shares)
         self.decoding = Decoding(limits.block_tokens)
-        self.preemptions = self.queried = self.hits = 0
-        """How often a sequence made room; tokens of prompts looked up, and found, in the cache."""
-        self._cache = PrefixCache(self.pool, limits.block_tokens, is_on=limits.prefix_cache)
+        self.preemptions = 0
+        """How often a sequence made room."""
+        self.cache = PrefixCache(self.pool, limits.block_tokens, is_on=limits.prefix_cache)
         self._guesses = guesses
         self._places = Places()
         self._ranked = False
@@ -124,9 +126,7 @@ class Batcher:
         if self._guessing and not alone:
             budget = self._check_guesses(batch, budget)
         for sequence in self._prefilling:
-            if budget <= 0:
-                break
-            budget -= self._compute(batch, sequence, budget)
+            budget -= self._compute(batch, sequence, budget) if budget > 0 else 0
         if self._stuck is None and self.waiting.count and not batch.preempted:
             self._admit(batch, budget)
         if not (batch.decodes or batch.chunks or batch.joined or batch.preempted):
@@ -196,19 +196,20 @@ class Batcher:
         due, self._due = self._due, []
         for sequence in due:
             self.end(sequence)
+        self.host.settle()
 
     def _make_room(self, batch: Batch) -> None:
         """Look whether there is room for whose turn it is; lower priorities go away for it."""
         head = self.waiting.peek()
         assert head is not None, "somebody waits"
-        while not self._has_room(head, self._cache.find(head)):
+        # Who decodes beside it begins blocks, too, and must not send it away for them at once.
+        while not self._has_room(head, self.cache.find(head), len(self.decoding.bucket())):
             if not self._places.has_below(head.priority):
                 self._stuck = head
                 return
             self._preempt(batch, self._places.last())
         if batch.preempted:
-            # Those who made room wait in front of others of theirs, never of this one.
-            self._place(batch, self.waiting.pop())
+            self._place(batch, self.waiting.pop(head))
 
     def _go_on(self, batch: Batch) -> None:
         """Promise a block to each decoding sequence that begins one, and let all of them go on."""
@@ -232,9 +233,10 @@ class Batcher:
             held = len(sequence.blocks) + sequence.promised
             missing = -(-reach // self.limits.block_tokens) - held
             while missing > self.pool.spare and sequence.state is State.GUESSING:
-                if any(chunk.sequence is self._places.last() for chunk in batch.chunks):
+                last = self._places.last()
+                if last in batch.placed or any(chunk.sequence is last for chunk in batch.chunks):
                     break
-                self._preempt(batch, self._places.last())
+                self._preempt(batch, last)
             if missing > self.pool.spare or sequence.state is not State.GUESSING:
                 continue
             if missing > 0:
@@ -252,7 +254,7 @@ class Batcher:
             sequence = waiting.peek()
             if sequence is None:
                 return
-            found = self._cache.find(sequence) if sequence.keys else []
+            found = self.cache.find(sequence) if sequence.keys else []
             if not self._has_room(sequence, found):
                 self._stuck = sequence
                 return
@@ -263,26 +265,23 @@ class Batcher:
             if sequence.state is State.PREFILLING:
                 budget -= self._compute(batch, sequence, budget)
 
-    def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
+    def _has_room(self, sequence: Sequence, found: list[int], beside: int = 0) -> bool:
         if len(self._places) >= self.limits.batch_requests:
             return False
         needed = -(-sequence.tokens // self.limits.block_tokens) - len(found)
         if found:
             needed += self.pool.idle_among(found)
-        return needed + (self._kept_free if self._places else 0) <= self.pool.spare
+        return needed + beside + (self._kept_free if self._places else 0) <= self.pool.spare
 
     def _place(self, batch: Batch, sequence: Sequence, found: list[int] | None = None) -> None:
         """Give a sequence its place and its blocks."""
-        found = self._cache.find(sequence) if found is None else found
+        found = self.cache.find(sequence) if found is None else found
         block = self.limits.block_tokens
         self._places.enter(sequence)
         if found:
             self.pool.hold(found)
         if not sequence.done:
-            sequence.done = sequence.cached = len(found) * block
-            if sequence.keys is not None and self.limits.prefix_cache:
-                self.queried += sequence.tokens
-                self.hits += sequence.cached
+            self.cache.use(sequence, len(found))
         # It may come with all its keys and values, and with a token that follows them.
         decodes = sequence.done >= sequence.tokens - (sequence.tokens > sequence.prompt)
         kept = sequence.done if decodes else sequence.tokens
@@ -295,7 +294,7 @@ class Batcher:
         if sequence.away:
             held, sequence.away = sequence.away, []
             batch.moved_in.append(Move(sequence, sequence.blocks[: len(held)], held))
-            self.host.release(held)
+            self.host.leave(held)
         if decodes:
             sequence.tokens = sequence.done + 1
             batch.joined.append(sequence)
@@ -312,7 +311,7 @@ class Batcher:
         if self.waiting.is_shared:
             self.waiting.charge(sequence.tenant, count)
         if sequence.keys:
-            self._cache.name(sequence)
+            self.cache.name(sequence)
         if count == left:
             batch.joined.append(sequence)
         return count
@@ -366,10 +365,9 @@ class Batcher:
             self.decoding.leave(sequence)
         # Not those of tokens still to be computed, or that were guessed wrong.
         kept = -(-sequence.done // self.limits.block_tokens)
-        if self.limits.preemption == "swap" and kept and kept <= self.host.spare:
+        if self.limits.preemption == "swap" and (away := self.host.take(kept)):
             self._draw(sequence)
-            self.host.promise(kept)
-            sequence.away = self.host.draw(kept)
+            sequence.away = away
             batch.moved_out.append(Move(sequence, sequence.blocks[:kept], sequence.away))
             self._leave(sequence)
         else:
@@ -386,7 +384,7 @@ class Batcher:
         self._prefilling.pop(sequence, None)
         self._guessing.pop(sequence, None)
         if sequence.keys:
-            self._cache.name(sequence)
+            self.cache.name(sequence)
         if sequence.blocks:
             self.pool.release(sequence.blocks)
             sequence.blocks = []

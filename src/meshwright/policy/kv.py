@@ -148,9 +148,9 @@ def salt_of(version: int, adapter: str | None) -> bytes:
 
     `version` counts the weights that an engine has been given since it began with those of 0.
     """
-    if not version:
-        return b"" if adapter is None else adapter.encode()[:64]
-    return blake2b(f"{version} {adapter or ''}".encode()).digest()
+    if not version and adapter is None:
+        return b""
+    return blake2b(repr((version, adapter)).encode()).digest()
 
 
 def block_keys(

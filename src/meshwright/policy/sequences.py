@@ -58,8 +58,10 @@ class Sequence:
         """Tokens less the steps done, of those that decode: they get a token with every step."""
         self.ticket = 0
         """Which time of joining those that decode this is; 0 where it does not decode."""
-        self.named = self.cached = self.guesses = 0
-        """Blocks that are named; tokens that were found in the cache; tokens guessed ahead."""
+        self.named = self.guesses = 0
+        """Blocks that are named; tokens guessed ahead."""
+        self.cached: int | None = None
+        """Tokens that were found in the cache when it first got a place; None before."""
         self.away: list[int] = []
         """Blocks of host memory that hold its keys and values meanwhile."""
 

@@ -71,7 +71,7 @@ class Waiting(Generic[W]):
         if line is None:
             line = level[one.tenant] = deque()
             self._only = line if len(self._levels) == len(level) == 1 else None
-        if not line:
+        if not line and not self._is_waiting(one.tenant):
             self._enter(one.tenant)
         if first:
             line.appendleft(one)
@@ -133,6 +133,10 @@ class Waiting(Generic[W]):
         if not level:
             del self._levels[priority]
             self._highest = sorted(self._levels, reverse=True)
+
+    def _is_waiting(self, tenant: str) -> bool:
+        lines = (level.get(tenant, ()) for level in self._levels.values())
+        return any(one not in self._left for line in lines for one in line)
 
     def _enter(self, tenant: str) -> None:
         """Let a tenant that was away begin level with those who wait."""

@@ -182,7 +182,7 @@ class _Run:
                 self.gaps.append(Gap(number, self.left_s.pop(number), now, came, engine.number))
             elif first[number] < 0:
                 first[number] = now
-                self.cached[number] = sequence.cached
+                self.cached[number] = sequence.cached or 0
         for sequence in engine.preempted:
             self.preempted[sequence.request] += 1
             if first[sequence.request] >= 0:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 import msgspec
 
 from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.policy.kv import block_keys
+from meshwright.policy.kv import block_keys, salt_of
 from meshwright.policy.routing import Router, Routing
 from meshwright.run.serve.asked import Ask, Gauges, Piece, counted
 from meshwright.run.serve.inbox import Inbox
@@ -96,8 +96,7 @@ class Routed(_Changed):
         away = frozenset(n for n, engine in enumerate(self.engines) if engine.ill())
         if len(away) == len(self.engines) or self._together.ill():
             raise EngineBroken(self.ill())
-        salt = b"" if ask.adapter is None else ask.adapter.encode()[:64]
-        keys = block_keys(ask.prompt, self._block, salt=salt)
+        keys = block_keys(ask.prompt, self._block, salt=salt_of(0, ask.adapter))
         return self.router.send(len(ask.prompt), keys, away=away)
 
 

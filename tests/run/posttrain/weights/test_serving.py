@@ -74,7 +74,8 @@ def test_prefixes_are_named_by_version_even_where_nothing_is_forgotten() -> None
     llm.engine.version = 1
     assert llm.generate([PROMPT], GREEDY)[0].cached_tokens == 0
     assert llm.generate([PROMPT], GREEDY)[0].cached_tokens > 0
-    salts = [salt_of(version, adapter) for version in (0, 1, 2) for adapter in (None, "a", "b")]
+    names = (None, "", "a", "b", "long" * 16, "long" * 16 + "er")
+    salts = [salt_of(version, adapter) for version in (0, 1, 2) for adapter in names]
     assert len({block_keys(PROMPT, 16, salt=salt)[0] for salt in salts}) == len(salts)
 
 

@@ -144,6 +144,18 @@ def test_what_comes_after_the_end_does_not_count(masks: Masks) -> None:
     assert allowed(masks, guide("regex", "ab"), (a, b))[2] == {EOS}
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("choice", json.dumps([str(number) for number in range(5000)])),
+        ("regex", "a" * 300_000),
+    ],
+)
+def test_what_would_keep_others_waiting_is_refused(kind: str, text: str) -> None:
+    with pytest.raises(InputError, match="are taken"):
+        guide(kind, text)
+
+
 def test_spaces_cannot_go_on_for_ever() -> None:
     one = guide("json_object")
     one.advance(ids("{"))

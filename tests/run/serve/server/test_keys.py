@@ -94,6 +94,16 @@ def test_an_admin_may_be_anybody_where_that_is_wanted() -> None:
         assert send(served.url, "/sleep", {"level": 3}).error["param"] == "level"
 
 
+def test_no_page_changes_the_engine_unless_it_is_named() -> None:
+    page = {"origin": "https://elsewhere.example"}
+    with serving(admin=True) as (served, engine):
+        got = send(served.url, "/sleep", {}, headers=page)
+        assert (got.status, got.error["code"]) == (403, "admin_only")
+        assert not engine.sleeps
+    with serving(admin=True, origins=("https://elsewhere.example",)) as (served, _):
+        assert send(served.url, "/sleep", {}, headers=page).status == 200
+
+
 def test_a_change_that_cannot_be_made_is_told() -> None:
     class Busy(PretendEngine):
         async def sleep(self, level: int) -> None:

@@ -176,7 +176,7 @@ class Answer:
             finish=self.finish,
             stopped_by=stopped_by,
             error=error,
-            cached_tokens=self.sequence.cached if first else 0,
+            cached_tokens=(self.sequence.cached or 0) if first else 0,
             queued_s=self.queued_s if first else None,
             prompt_logprobs=likely,
         )

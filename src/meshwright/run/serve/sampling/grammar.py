@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # cut off.
 _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _KEPT = 256
+_LONGEST, _CHOICES = 2**18, 4096
+"""Characters of a grammar, and texts to choose from: compiling keeps others waiting."""
 
 
 class Guide:
@@ -125,6 +127,9 @@ def _source(grammar: Grammar) -> str:
     """Return a grammar as llguidance reads it."""
     from llguidance import LLMatcher, grammar_from
 
+    if len(grammar.text) > _LONGEST:
+        what = f"has {len(grammar.text):,} characters, and {_LONGEST:,} are taken"
+        raise _refused(grammar, what, "make it shorter")
     if grammar.kind in ("json_schema", "json_object"):
         schema = {"type": "object"} if grammar.kind == "json_object" else _parsed(grammar)
         if not isinstance(schema, dict) and schema is not True:
@@ -139,6 +144,9 @@ def _source(grammar: Grammar) -> str:
         texts = isinstance(choices, list) and all(isinstance(each, str) for each in choices)
         if not texts or not choices or "" in choices:
             raise _refused(grammar, "choices are a JSON list of texts, none of them empty")
+        if len(choices) > _CHOICES:
+            what = f"has {len(choices):,} choices, and {_CHOICES:,} are taken"
+            raise _refused(grammar, what, "give fewer")
         return grammar_from("choice", grammar.text)
     if not grammar.text:
         raise _refused(grammar, "it is empty")

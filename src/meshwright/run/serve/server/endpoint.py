@@ -104,6 +104,10 @@ def admitted(desk: Desk, headers: Headers, guard: Guard) -> str:
     """Return whose request it is; empty where the server has no keys."""
     given = headers.get("authorization", "")
     if guard == "admin":
+        origin, known = headers.get("origin"), desk.settings.origins
+        if origin is not None and origin not in known and "*" not in known:
+            # A page can send an empty body anywhere without asking first.
+            raise Fault(403, f"Pages of {origin} may change no engine", code="admin_only")
         if len(desk.admin_keys):
             if desk.admin_keys.holder(given) is None and desk.keys.holder(given) is not None:
                 raise Fault(403, "This key may ask, but change no engine", code="admin_only")

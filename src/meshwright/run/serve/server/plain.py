@@ -20,7 +20,7 @@ from meshwright.run.serve.server.replies import Detokenized, Sleeping, Tokens, U
 from meshwright.run.serve.server.streams import encode
 from meshwright.run.serve.server.tools import shown_tool
 from meshwright.run.serve.server.traffic import Call
-from meshwright.run.serve.server.words import checked, encoded, written_chat
+from meshwright.run.serve.server.words import aside, checked, encoded, written_chat
 
 
 async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
@@ -38,24 +38,30 @@ async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
         }
         tools = [shown_tool(tool.function) for tool in body.tools or ()] or None
         tokens = await written_chat(desk.words, messages_of(body.messages or []), tools, values)
-    texts = None
-    if body.return_token_strs:
-        texts = [desk.words.spelled(token).decode(errors="replace") for token in tokens]
-    return encode(
-        Tokens(
-            count=len(tokens),
-            max_model_len=desk.engine.max_length,
-            tokens=list(tokens),
-            token_strs=texts,
+    words, spells = desk.words, body.return_token_strs
+
+    def written() -> bytes:
+        texts = None
+        if spells:
+            texts = [words.spelled(token).decode(errors="replace") for token in tokens]
+        return encode(
+            Tokens(
+                count=len(tokens),
+                max_model_len=desk.engine.max_length,
+                tokens=list(tokens),
+                token_strs=texts,
+            )
         )
-    )
+
+    return await aside(written, len(tokens), "prompt")
 
 
 async def detokenize(desk: Desk, body: DetokenizeBody, _: Call) -> Answer:
     """Answer with the text of tokens, special ones included: the way back of `tokenize`."""
     named_model(body.model, desk.settings)
-    tokens = checked(body.tokens, desk.words, "tokens")
-    return encode(Detokenized(desk.words.decode(tokens, skip_special=False)))
+    words, tokens = desk.words, checked(body.tokens, desk.words, "tokens")
+    text = await aside(lambda: words.decode(tokens, skip_special=False), len(tokens), "tokens")
+    return encode(Detokenized(text))
 
 
 async def sleep(desk: Desk, body: SleepBody, _: Call) -> Answer:
