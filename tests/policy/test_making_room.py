@@ -30,14 +30,13 @@ def test_who_made_room_for_it_does_not_let_a_newcomer_go_at_once(done: int) -> N
 
 def test_room_goes_to_whom_it_was_made_for() -> None:
     batcher = batcher_of(8)
-    low, other = Sequence(20, 4, tenant="a"), Sequence(4, 4, tenant="b")
+    low = Sequence(20, 4, tenant="a")
     batcher.add(low)
     batcher.next()
-    batcher.waiting.charge("b", 1.0)
-    head = Sequence(16, 4, tenant="a", priority=1)
-    batcher.add(head)
-    other.priority = 1
+    other, head = (Sequence(16, 4, tenant=tenant, priority=1) for tenant in "ba")
     batcher.add(other)
+    batcher.waiting.charge("b", 5.0)
+    batcher.add(head)
     batch = batcher.next()
     assert batch is not None
     assert batch.preempted == [low]

@@ -53,8 +53,8 @@ def test_the_tenant_that_got_least_goes_first() -> None:
 
 def test_who_waits_already_is_not_charged_for_coming_again() -> None:
     waiting: Waiting[One] = Waiting()
-    waiting.push(One("x", "modest", priority=1))
     waiting.push(One("a", "greedy", priority=1))
+    waiting.push(One("x", "modest", priority=1))
     waiting.charge("greedy", 50)
     # Somebody of the modest tenant made room, and waits at another priority.
     waiting.push(One("y", "modest"), first=True)

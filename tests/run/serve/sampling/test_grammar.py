@@ -151,7 +151,7 @@ def test_what_comes_after_the_end_does_not_count(masks: Masks) -> None:
         ("regex", "a" * 300_000),
     ],
 )
-def test_what_would_keep_others_waiting_is_refused(kind: str, text: str) -> None:
+def test_what_would_keep_others_waiting_is_refused(kind: GrammarKind, text: str) -> None:
     with pytest.raises(InputError, match="are taken"):
         guide(kind, text)
 
