@@ -35,8 +35,8 @@ def test_room_goes_to_whom_it_was_made_for() -> None:
     batcher.next()
     other, head = (Sequence(16, 4, tenant=tenant, priority=1) for tenant in "ba")
     batcher.add(other)
-    batcher.waiting.charge("b", 5.0)
     batcher.add(head)
+    batcher.waiting.charge("b", 5.0)
     batch = batcher.next()
     assert batch is not None
     assert batch.preempted == [low]
