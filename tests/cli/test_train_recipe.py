@@ -315,3 +315,18 @@ def test_what_would_be_passed_over_is_refused(
     words: list[str], what: str, capsys: Captured
 ) -> None:
     assert what in refused(words, capsys)
+
+
+def test_a_rate_that_is_given_leaves_the_rest_of_a_loop_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "loop.toml"
+    path.write_text('[optimizer]\nlr = 1e-3\n[task]\nname = "sorting-digits"\n')
+    assert main(["train", "--recipe", "grpo", str(path), "--dry-run"]) == 0
+    told = dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
+    assert (told["optimizer.schedule"], told["optimizer.warmup_steps"]) == ("linear", "0")
+    assert (told["optimizer.lr"], told["optimizer.decay"]) == ("0.001", "0.0")
+    path.write_text('model = "somewhere"\n[task]\nname = "sorting-digits"\n')
+    assert main(["train", "--recipe", "grpo", str(path), "--dry-run"]) == 0
+    told = dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
+    assert told["optimizer.lr"] == "1e-06"

@@ -73,6 +73,7 @@ class _Asked(NamedTuple):
 def settings_of(args: argparse.Namespace) -> _Asked:
     """Return what the file, the flags and the words after it say."""
     from meshwright.run.posttrain.loop import sorting_digits
+    from meshwright.run.posttrain.loop.settings import optimizer_of
     from meshwright.run.train.job_file import located
 
     path, words = Path(args.job), changed(args.files)
@@ -90,7 +91,10 @@ def settings_of(args: argparse.Namespace) -> _Asked:
         fix = f"use {', '.join(PRESETS)}, a TOML file, or a model's folder"
         raise InputError([Problem(args.job, "is no task, file or model", fix)])
     file.pop("recipe", None)
+    model = str({**file, **words}.get("model", ""))
     sources = [
+        # Each value by itself: who gives a rate keeps the schedule.
+        Source("recipe grpo", {"optimizer": plain(optimizer_of(model))}),
         Source(args.job, file),
         Source("--folder" if args.folder else "default", {"folder": str(run_folder_of(args))}),
         Source("--rollout-only", {"rollout_only": True} if args.rollout_only else {}),

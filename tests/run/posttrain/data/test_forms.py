@@ -100,6 +100,24 @@ def test_pairs_share_a_prompt_that_is_given_or_found() -> None:
         assert (form.kind, form.members) == ("pairs", both)
 
 
+def test_pairs_may_hold_their_prompt_as_other_data_sets_have_it() -> None:
+    sides = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    wanted = (Chat((USER, GOOD), given=1), Chat((USER, BAD), given=1))
+    assert form_of(Record("", {"prompt": "hi", **sides})).members == wanted
+    alone = {"chosen": [GOOD], "rejected": [BAD]}
+    assert form_of(Record("", {"prompt": "hi", **alone})).members == wanted
+    texts = {"chosen": "Human: hi Assistant: good", "rejected": "Human: hi Assistant: glad"}
+    prompt = "Human: hi Assistant:"
+    assert form_of(Record("", texts)).members == (Text(prompt, " good"), Text(prompt, " glad"))
+
+
+def test_turns_of_sharegpt_are_messages() -> None:
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "good"}]
+    assert form_of(Record("", {"conversations": turns})).members == (Chat((USER, GOOD)),)
+    with pytest.raises(InputError, match="turn 1 of conversations is from none of"):
+        form_of(Record("", {"conversations": [{"from": "nobody", "value": ""}]}))
+
+
 def test_labels_make_verdicts() -> None:
     for label, liked in ((True, True), (0, False)):
         form = form_of(Record("", {"prompt": "a", "completion": "b", "label": label}))

@@ -6,10 +6,12 @@
     {"prompt": …, "completion": …, "label": true}       an answer that is liked, or is not
 
 Prompts and answers are texts, or lists of messages as OpenAI's interface has them. Where a pair has
-no `prompt`, the messages that both begin with are it. A message with `"weight": 0` is not trained.
+no `prompt`, what both begin with is it: messages, or words of texts. A message with `"weight": 0`
+is not trained. `conversations` of `from` and `value`, as ShareGPT has them, are messages, too.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple, cast
 
 from meshwright.errors import InputError, Problem
@@ -19,6 +21,12 @@ from meshwright.spec.read import shown
 
 Kind = Literal["chats", "pairs", "verdicts"]
 _FIX = "give `messages`, `prompt` with `completion` (and `label`), or `chosen` with `rejected`"
+_SIDES = ("chosen", "rejected")
+_SPEAKERS = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant",
+    "assistant": "assistant", "tool": "tool", "observation": "tool",
+}  # fmt: skip
+"""Roles of messages, by what ShareGPT calls who speaks."""
 
 
 class Chat(NamedTuple):
@@ -57,6 +65,8 @@ def form_of(record: Record) -> Form:
     where = record.where
     if "chosen" in values and "rejected" in values:
         return Form("pairs", _pair(values, where))
+    if "conversations" in values and "messages" not in values:
+        values["messages"] = _spoken(values["conversations"], where)
     if "messages" in values:
         chat = _chat(values, _messages(values["messages"], where, "messages"))
         return _judged(values, chat, where)
@@ -76,25 +86,60 @@ def _judged(values: Mapping[str, Any], one: Chat | Text, where: str) -> Form:
     return Form("verdicts", (one,), bool(label))
 
 
+def _spoken(given: object, where: str) -> list[dict[str, Any]]:
+    """Return the turns of a ShareGPT conversation as messages."""
+    turns = given if isinstance(given, list) else []
+    found = []
+    for number, turn in enumerate(turns, 1):
+        role = _SPEAKERS.get(str(turn.get("from"))) if isinstance(turn, dict) else None
+        if role is None:
+            what = f"turn {number} of conversations is from none of {', '.join(_SPEAKERS)}"
+            raise InputError([Problem(where, what, "give messages of role and content")])
+        found.append({"role": role, "content": turn.get("value")})
+    return found
+
+
 def _pair(values: Mapping[str, Any], where: str) -> tuple[Chat | Text, ...]:
-    if "prompt" in values:
-        return tuple(_continued(values, values[name], where) for name in ("chosen", "rejected"))
-    sides = [_messages(values[name], where, name) for name in ("chosen", "rejected")]
-    same = 0
-    for left, right in zip(*sides, strict=False):
-        if left != right:
-            break
-        same += 1
+    both = values["chosen"], values["rejected"]
+    if "prompt" in values and not _hold(both, values["prompt"]):
+        return tuple(_continued(values, one, where) for one in both)
+    fix = "give what comes before them as `prompt`"
+    if all(isinstance(one, str) for one in both):
+        # Cut between words: who begins alike may go on within one.
+        prompt = both[0][: _alike(both)].rpartition(" ")[0]
+        if not prompt.strip() or any(not one[len(prompt) :].strip() for one in both):
+            what = "has two texts that begin with nothing in common, or do not differ"
+            raise InputError([Problem(where, what, fix)])
+        return tuple(Text(prompt, one[len(prompt) :]) for one in both)
+    sides = [_messages(one, where, name) for one, name in zip(both, _SIDES, strict=True)]
+    same = _alike(sides)
     if not same or same == min(map(len, sides)):
         what = "has two answers that share no prompt, or do not differ"
-        raise InputError([Problem(where, what, "give the messages before them as `prompt`")])
+        raise InputError([Problem(where, what, fix)])
     return tuple(_chat(values, side, given=same) for side in sides)
+
+
+def _alike(sides: Sequence[Sequence[object]]) -> int:
+    """Return how much two sequences begin with in common."""
+    pairs = zip(*sides, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _hold(both: tuple[Any, Any], prompt: object) -> bool:
+    """Tell whether two lists of messages begin with a prompt that is given as a text as well."""
+    firsts = [one[0] for one in both if isinstance(one, list) and one]
+    return len(firsts) == len(both) and all(
+        isinstance(first, dict) and first.get("role") == "user" and first.get("content") == prompt
+        for first in firsts
+    )
 
 
 def _continued(values: Mapping[str, Any], answer: object, where: str) -> Chat | Text:
     prompt = values["prompt"]
     if isinstance(prompt, str) and isinstance(answer, str):
         return Text(prompt, answer)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
     before = _messages(prompt, where, "prompt")
     # A prompt of messages may have its answer as a text.
     told = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer

@@ -134,6 +134,13 @@ class EvaluateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         bounds.require()
 
 
+def optimizer_of(model: str) -> OptimizerSettings:
+    """Return how a run learns that says nothing of it: a model that knows something, little."""
+    return OptimizerSettings(
+        lr=1e-6 if model else 1e-3, schedule="linear", warmup_steps=0, decay=0.0
+    )
+
+
 class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run: generate groups of answers, judge them, train, and again."""
 
@@ -159,9 +166,8 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     objective: ObjectiveSettings = ObjectiveSettings()
     critic: CriticSettings = CriticSettings()
     """What learns values beside the policy, where `objective.advantage` is gae."""
-    optimizer: OptimizerSettings = OptimizerSettings(
-        lr=1e-3, schedule="linear", warmup_steps=0, decay=0.0
-    )
+    optimizer: OptimizerSettings = optimizer_of("")
+    """`mw train` has a rate of 1e-6 where a `model` is given and nothing is said of it."""
     placement: Placement = "disaggregated"
     """Whether both sides work one after the other, with memory of their own (disaggregated) or
     taking turns with it (colocated), or at the same time."""
