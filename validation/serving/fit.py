@@ -24,7 +24,7 @@ from meshwright.predict.published.models import Unusable
 from meshwright.predict.published.serving.cases import Case, case_of
 from meshwright.predict.published.serving.price import price
 from meshwright.predict.published.serving.score import kind_of
-from meshwright.predict.serving.engine import ENGINES, Engine
+from meshwright.predict.serving.engine import ENGINES, TENSORRT_LLM_EARLY, Engine
 
 CAP = 0.5
 """Errors beyond this count as this: one broken row must not steer a constant."""
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[*BOUNDS], help="a constant to fit")
     parser.add_argument("--cross", action="store_true")
     args = parser.parse_args()
-    for engine in ENGINES:
+    for engine in (*ENGINES, TENSORRT_LLM_EARLY):
         if args.engine and engine.name not in args.engine:
             continue
         rows = rows_of(args.runs, engine, args.rows)

@@ -8,6 +8,7 @@ from meshwright.predict.published.models import Unusable
 from meshwright.predict.serving.engine import (
     SGLANG,
     TENSORRT_LLM,
+    TENSORRT_LLM_EARLY,
     TENSORRT_LLM_TORCH,
     VLLM,
     Engine,
@@ -18,7 +19,7 @@ from meshwright.spec.model import Model
 
 _BLOCKS_OF_EIGHT = ("deepseek", "kimi", "minimax", "glm", "qwen3.5", "qwen3")
 """Models whose own checkpoints are scaled by blocks."""
-_TORCH_SINCE = (0, 19)
+_LATE_SINCE, _TORCH_SINCE = (0, 15), (0, 19)
 
 
 def engine_of(row: Mapping[str, Any]) -> Engine:
@@ -34,12 +35,15 @@ def engine_of(row: Mapping[str, Any]) -> Engine:
         raise Unusable(f"no costs are known of {row['engine']}")
     if "silicon_sample" in str(row.get("source")):
         return TENSORRT_LLM_TORCH
-    release = re.match(r"(\d+)\.(\d+)", str(row.get("engine_version") or ""))
-    if release and (int(release[1]), int(release[2])) >= _TORCH_SINCE:
-        return TENSORRT_LLM_TORCH
     if "blogs/Best_perf" in str(row.get("source")):
         return TENSORRT_LLM_TORCH
-    return TENSORRT_LLM
+    release = re.match(r"(\d+)\.(\d+)", str(row.get("engine_version") or ""))
+    if release is None:
+        return TENSORRT_LLM
+    number = int(release[1]), int(release[2])
+    if number >= _TORCH_SINCE:
+        return TENSORRT_LLM_TORCH
+    return TENSORRT_LLM if number >= _LATE_SINCE else TENSORRT_LLM_EARLY
 
 
 def formats_of(row: Mapping[str, Any], model: Model, gpu: Gpu, engine: Engine) -> Formats:
