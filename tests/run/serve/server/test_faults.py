@@ -214,3 +214,13 @@ def test_every_error_of_a_type_names_where_it_is(served: Served) -> None:
     got = send(served.url, CHAT, {"messages": [{"role": "user", "content": [{"type": 3}]}]})
     assert got.error["param"] == "messages[0].content[0].type"
     assert json.loads(got.body).keys() == {"error"}
+
+
+def test_a_prompt_that_leaves_little_room_gets_what_there_is(
+    served: Served, engine: PretendEngine
+) -> None:
+    prompt = [97] * (engine.max_length - 3)
+    got = send(served.url, "/v1/completions", {"prompt": prompt})
+    assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 3)
+    got = send(served.url, "/v1/completions", {"prompt": prompt, "max_tokens": 16})
+    assert (got.status, got.error["param"]) == (400, "max_tokens")

@@ -162,6 +162,7 @@ def bounded(
     settings: ServerSettings,
     param: str,
     limit: str,
+    default: int | None = None,
 ) -> Sampling:
     """Return the sampling with its largest number of tokens, where prompt and answer have room.
 
@@ -172,6 +173,7 @@ def bounded(
         settings: The server's.
         param: The field that the prompt came from.
         limit: The field that says how many tokens may come.
+        default: How many may come at most where it is not given; None is all there is room for.
     """
     most = min(length - 1, settings.prompt_tokens or length)
     if not prompt:
@@ -184,6 +186,8 @@ def bounded(
         )
     left = length - len(prompt)
     wanted = sampling.max_tokens
+    if wanted is None and default is not None:
+        wanted = min(default, left)
     if wanted is not None and wanted > left:
         raise refused(
             f"`{limit}` is {wanted}, but a prompt of {len(prompt)} tokens leaves {left} of"
@@ -234,6 +238,7 @@ def asks_of(
     adapter: str | None,
     prompt_logprobs: int | None = None,
     shown: tuple[str, ...] = (),
+    default: int | None = None,
 ) -> list[Ask]:
     """Return one ask for each prompt."""
     fields = fields_of(body)
@@ -242,7 +247,13 @@ def asks_of(
         Ask(
             prompt=prompt,
             sampling=bounded(
-                prompt, sampling, length=length, settings=settings, param=param, limit=limit
+                prompt,
+                sampling,
+                length=length,
+                settings=settings,
+                param=param,
+                limit=limit,
+                default=default,
             ),
             # Clients of vLLM know the lower number as the one that goes first.
             priority=-(body.priority or 0),

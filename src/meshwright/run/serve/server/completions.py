@@ -41,15 +41,15 @@ async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
         raise refused("`best_of` is not offered beyond `n`: leave it out", "best_of")
     if body.suffix:
         raise refused("`suffix` is not offered: leave it out", "suffix")
-    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    if not most and not body.echo:
+    most = body.max_tokens
+    if most == 0 and not body.echo:
         raise refused("`max_tokens` is 0, which only `echo` has a use for", "max_tokens")
     sampling = sampling_of(
         body,
         settings,
         desk.words,
         # The engine has no answer of no tokens; the one that comes is left out below.
-        max_tokens=max(most, 1),
+        max_tokens=None if most is None else max(most, 1),
         logprobs=body.logprobs,
         grammar=grammar_of(body, body.response_format),
     )
@@ -69,17 +69,18 @@ async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
         tenant=call.tenant,
         adapter=adapter_of(model, settings),
         prompt_logprobs=body.logprobs if body.echo else None,
+        default=DEFAULT_TOKENS,
     )
     call.fields = fields_of(body)
     replies = desk.ask(asks, call)
-    replies.silent = not most
+    replies.silent = most == 0
     texts = [
         CompletionText(
             desk,
             body,
             ask.prompt,
             at * ask.sampling.n + choice,
-            silent=not most,
+            silent=most == 0,
             written=_written(body.prompt, at),
         )
         for at, ask in enumerate(asks)
