@@ -333,3 +333,18 @@ def test_a_model_whose_calls_nobody_can_read_is_not_asked_for_them(served: Serve
 def test_a_way_to_write_calls_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="hermes"):
         serve_app(PretendEngine(), Bytes(), ServerSettings(model="parrot", tool_format="morse"))
+
+
+def test_an_answer_can_be_gone_on_with(served: Served, engine: PretendEngine) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    path = "/v1/chat/completions"
+    asked = {"messages": messages, "continue_final_message": True}
+    assert send(served.url, path, asked).status == 200
+    assert Bytes().decode(engine.asked[-1].prompt) == "user: hi\nassistant: Well,"
+    assert (
+        send(served.url, path, {"messages": messages, "add_generation_prompt": False}).status == 200
+    )
+    got = send(served.url, path, {**asked, "add_generation_prompt": True})
+    assert (got.status, got.error["param"]) == (400, "continue_final_message")
+    got = send(served.url, path, {**asked, "messages": [{"role": "user", "content": ""}]})
+    assert got.status == 400

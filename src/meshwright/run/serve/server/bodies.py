@@ -201,6 +201,8 @@ class ChatBody(Drawn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: Json | None = None
     """Further values for the model's chat template, such as `enable_thinking`."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
 

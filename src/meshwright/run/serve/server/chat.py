@@ -57,7 +57,11 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
         grammar=grammar or tools.grammar,
     )
     prompt = await written_chat(
-        desk.words, messages_of(body.messages), tools.shown, template_values(body)
+        desk.words,
+        messages_of(body.messages),
+        tools.shown,
+        template_values(body),
+        goes_on=bool(body.continue_final_message),
     )
     maker = desk.readers.maker(tools, prompt, constrained=grammar is not None)
     (ask,) = asks_of(
@@ -101,7 +105,13 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
 
 def template_values(body: ChatBody) -> dict[str, Any]:
     """Return what the template is given beside messages and tools."""
-    values: dict[str, Any] = {"add_generation_prompt": True}
+    begins = body.add_generation_prompt
+    if begins and body.continue_final_message:
+        what = "`continue_final_message` goes on with an answer, and `add_generation_prompt` begins"
+        raise refused(f"{what} one: give one of both", "continue_final_message")
+    values: dict[str, Any] = {
+        "add_generation_prompt": not body.continue_final_message if begins is None else begins
+    }
     if body.reasoning_effort is not None:
         values["reasoning_effort"] = body.reasoning_effort
     return {**values, **own_values(body.chat_template_kwargs)}

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
 from meshwright.run.serve.server.faults import Fault, impossible
 
 LONG = 20_000
@@ -59,15 +59,31 @@ async def written_chat(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     values: Mapping[str, Any],
+    *,
+    goes_on: bool = False,
 ) -> tuple[int, ...]:
-    """Return the tokens of a chat."""
+    """Return the tokens of a chat; one that `goes_on` ends within its last message."""
 
     def tokens() -> tuple[int, ...]:
+        text = words.chat(messages, tools, **values)
+        if goes_on:
+            text = _to_the_end_of(str(messages[-1].get("content") or ""), text)
         # The template writes the first token itself.
-        return tuple(words.encode(words.chat(messages, tools, **values), special=False))
+        return tuple(words.encode(text, special=False))
 
     size = len(msgspec.json.encode((messages, tools, values)))
     return await aside(tokens, size, "messages")
+
+
+def _to_the_end_of(last: str, text: str) -> str:
+    """Return a chat up to the end of its last message, which templates may trim."""
+    for written in (last, last.strip()):
+        at = text.rfind(written) if written else -1
+        if at >= 0:
+            return text[: at + len(written)]
+    where = "continue_final_message"
+    what = "the last message has no text that the template writes as it is"
+    raise InputError([Problem(where, what, "give it text, or leave this out")])
 
 
 async def aside(work: Callable[[], Made], length: int, param: str) -> Made:
