@@ -37,7 +37,8 @@ def answer_logprobs(decoder: Decoder, examples: Examples, x_BTD: Tensor, part: B
     """
     at = trained_at(examples, part)
     words = part.labels_BT.flatten()[at.positions]
-    logprobs = decoder_words(decoder, x_BTD.flatten(0, 1)[at.positions], words[:, None])[:, 0]
+    found = decoder_words(decoder, x_BTD.flatten(0, 1)[at.positions], words[:, None])
+    logprobs = found.logprobs[:, 0]
     sums = logprobs.new_zeros(len(numbers_of(part)))
     return sums.index_add(0, at.owners, logprobs)
 
