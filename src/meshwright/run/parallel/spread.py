@@ -36,6 +36,13 @@ class Spread:
     used_with: Mapping[str, str] = field(default_factory=dict)
     """For what is no parameter of the decoder's, the name of one that is used when it is."""
 
+    @property
+    def meets_replicas(self) -> bool:
+        """Whether replicas go forward together: each needs what others hold, weights or experts."""
+        layout = self.mesh.layout
+        lent = layout.zero == 3 or layout.ep > 1 or layout.experts_tp > layout.tp
+        return layout.dp > 1 and lent
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through what is trained."""
         found = self.decoder.named_parameters() if self.trained is None else self.trained.items()

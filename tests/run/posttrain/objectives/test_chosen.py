@@ -59,26 +59,42 @@ def at_once(
 
 @settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 4), shapes, st.booleans(), st.integers(1, 2000))
-def test_words_and_entropy_have_values_and_gradients_of_all_logits(
+def test_words_entropy_and_rest_have_values_and_gradients_of_all_logits(
     tokens: int, words: int, rule: dict[str, Any], bias: bool, chunk_bytes: int
 ) -> None:
     x, weight, extra, chosen = given_(tokens, words, torch.float64, bias=bias)
     leaves = [each for each in (x, weight, extra) if each is not None]
+    rest_of = torch.ones(tokens, 11, dtype=torch.bool).scatter(1, chosen, False)
+    # What is ignored is among the rest, unless it is given too: word 0 may be.
+    asked = torch.cat([chosen, torch.full((tokens, 1), IGNORED)], 1)
     found = word_logprobs(
-        x, weight, chosen, bias=extra, entropy=True, chunk_bytes=chunk_bytes, **rule
+        x, weight, asked, bias=extra, entropy=True, rest=True, chunk_bytes=chunk_bytes, **rule
     )
     assert found.entropy is not None
+    assert found.rest is not None
     all_of = at_once(x, weight, extra, rule)
-    want = all_of.gather(1, chosen)
-    spread = -(all_of.exp() * all_of).sum(-1)
-    torch.testing.assert_close(found.logprobs, want)
-    torch.testing.assert_close(found.entropy, spread)
-    # Weights that differ from token to token, and depend on the result.
-    mine = torch.autograd.grad(
-        found.logprobs.exp().square().sum() + found.entropy.cos().sum(), leaves
+    want = (
+        all_of.gather(1, chosen),
+        -(all_of.exp() * all_of).sum(-1),
+        all_of.masked_fill(~rest_of, -torch.inf).logsumexp(-1),
     )
-    theirs = torch.autograd.grad(want.exp().square().sum() + spread.cos().sum(), leaves)
+    have = (found.logprobs[:, :-1], found.entropy, found.rest)
+    torch.testing.assert_close(have, want)
+    # Weights that differ from token to token, and depend on the result.
+    mine, theirs = (
+        torch.autograd.grad(one.exp().square().sum() + two.cos().sum() + three.sin().sum(), leaves)
+        for one, two, three in (have, want)
+    )
     torch.testing.assert_close(mine, theirs)
+
+
+def test_no_other_word_is_never_said_and_pulls_nowhere() -> None:
+    x, weight, _, chosen = given_(3, 11, torch.float32)
+    found = word_logprobs(x, weight, chosen, rest=True)
+    assert found.rest is not None
+    assert torch.isneginf(found.rest).all()
+    (slope,) = torch.autograd.grad(found.rest.masked_fill(found.rest < 0, 0).sum(), x)
+    assert slope.eq(0).all()
 
 
 @settings(max_examples=40)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.run.posttrain.objectives import preference
+from meshwright.run.posttrain.objectives.chosen import word_logprobs
 from meshwright.run.posttrain.objectives.distillation import distillation
 
 gains = st.floats(-5, 5, allow_nan=False)
@@ -80,6 +81,11 @@ def both_sides(seed: int, words: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return student.log_softmax(-1), teacher.log_softmax(-1)
 
 
+def rest_of(logp: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Return log p of all words that are not given."""
+    return logp.scatter(-1, words, -math.inf).logsumexp(-1)
+
+
 def full(student: torch.Tensor, teacher: torch.Tensor, direction: str) -> torch.Tensor:
     p, q = (teacher, student) if direction == "forward" else (student, teacher)
     return (p.exp() * (p - q)).sum(-1)
@@ -92,6 +98,7 @@ def test_likeliest_words_never_tell_more_than_all(seed: int, count: int, directi
     likeliest = teacher.topk(count, -1).indices
     found = distillation(
         student.gather(-1, likeliest),
+        rest_of(student, likeliest),
         teacher.gather(-1, likeliest),
         direction,  # type: ignore[arg-type]
     )
@@ -99,24 +106,26 @@ def test_likeliest_words_never_tell_more_than_all(seed: int, count: int, directi
     assert (found <= whole + 1e-5).all()
     assert (found >= -1e-12).all()
     if count == 8:
-        torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, whole)
 
 
 def test_any_other_is_a_word_of_its_own() -> None:
     student, teacher = one(0.25).log().view(1, 1), one(0.5).log().view(1, 1)
+    given_ = (student, one(0.75).log(), teacher)
     want = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert distillation(student, teacher).item() == pytest.approx(want)
+    assert distillation(*given_).item() == pytest.approx(want)
     back = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
-    assert distillation(student, teacher, "reverse").item() == pytest.approx(back)
+    assert distillation(*given_, "reverse").item() == pytest.approx(back)
 
 
 def test_shorter_lists_are_filled_up_without_a_trace() -> None:
     student, teacher = both_sides(5)
-    short = distillation(student[:, :3], teacher[:, :3])
+    rest = rest_of(student, torch.arange(3).expand(4, 3))
+    short = distillation(student[:, :3], rest, teacher[:, :3])
     longer = teacher[:, :5].clone()
     longer[:, 3:] = -math.inf
     given_5 = student[:, :5].clone().requires_grad_()
-    found = distillation(given_5, longer)
+    found = distillation(given_5, rest, longer)
     torch.testing.assert_close(found, short)
     (slope,) = torch.autograd.grad(found.sum(), given_5)
     assert torch.isfinite(slope).all()
@@ -127,8 +136,46 @@ def test_agreement_costs_nothing_and_pulls_nowhere() -> None:
     _, teacher = both_sides(2)
     logits = teacher.clone().requires_grad_()
     for direction in ("forward", "reverse"):
-        student = logits.log_softmax(-1)[:, :3]
-        found = distillation(student, teacher[:, :3], direction)
+        student = logits.log_softmax(-1)
+        rest = rest_of(student, torch.arange(3).expand(4, 3))
+        found = distillation(student[:, :3], rest, teacher[:, :3], direction)
         (slope,) = torch.autograd.grad(found.sum(), logits)
         assert found.abs().max() < 1e-12
         assert slope.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("rest", [10.0**-power for power in range(3, 13)])
+def test_what_is_hardly_left_to_any_other_pulls_as_over_the_whole_vocabulary(
+    rest: float, direction: str
+) -> None:
+    tokens, vocab, words = 6, 50, torch.tensor([7, 0, 31])
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(tokens, vocab, generator=generator, dtype=torch.float64)
+    others = torch.ones(vocab, dtype=torch.bool)
+    others[words] = False
+    logits[:, words] -= logits[:, words].logsumexp(-1, keepdim=True) - math.log1p(-rest)
+    logits[:, others] -= logits[:, others].logsumexp(-1, keepdim=True) - math.log(rest)
+    student = logits.float().requires_grad_()
+    teacher = torch.tensor([0.6, 0.3, 0.05]).log().expand(tokens, 3)
+    found = word_logprobs(student, torch.eye(vocab), words.expand(tokens, 3), rest=True)
+    assert found.rest is not None
+    torch.testing.assert_close(found.rest.detach().exp(), torch.full((tokens,), rest))
+    losses = distillation(found.logprobs, found.rest, teacher, direction)  # type: ignore[arg-type]
+    (slope,) = torch.autograd.grad(losses.sum(), student)
+    wide = student.detach().double().requires_grad_()
+    logp = wide.log_softmax(-1)
+    merged = torch.cat([logp[:, words], logp[:, others].logsumexp(-1, keepdim=True)], -1)
+    told = teacher.double()
+    told = torch.cat([told, (1 - told.exp().sum(-1, keepdim=True)).log()], -1)
+    wanted = full(merged, told, direction)
+    (want,) = torch.autograd.grad(wanted.sum(), wide)
+    torch.testing.assert_close(losses.double(), wanted, rtol=1e-5, atol=1e-6)
+    for columns in (words, others):
+        torch.testing.assert_close(slope[:, columns].double(), want[:, columns], rtol=1e-4, atol=0)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    student, teacher = both_sides(1)
+    with pytest.raises(InputError, match=r"its rest \(4, 1\)"):
+        distillation(student, student[:, :1], teacher)

@@ -14,7 +14,7 @@ from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.vocabulary import WordsOfRanks
 from meshwright.run.posttrain.objectives import shared_words
-from meshwright.run.posttrain.objectives.chosen import word_logprobs
+from meshwright.run.posttrain.objectives.chosen import WordLogprobs, word_logprobs
 from meshwright.run.posttrain.objectives.shared_words import shared_word_logprobs
 from meshwright.spec.layout import Layout
 
@@ -23,7 +23,13 @@ CASES: list[dict[str, Any]] = [
     {"dtype": torch.float32, "most": 1e-5, "pieces": 1, "rule": {}},
     {"dtype": torch.float32, "most": 1e-5, "pieces": 3, "rule": {"softcap": 3.0, "scale": 0.5}},
     {"dtype": torch.bfloat16, "most": 2e-2, "pieces": 1, "rule": {}},
-]
+    {"dtype": torch.float32, "most": 1e-5, "pieces": 2, "rule": {"rest": True}},
+    # Next to nothing is left for words that are not given, about 1e-11.
+    {"dtype": torch.float32, "most": 1e-5, "pieces": 2, "rule": {"rest": True}, "lift": 28.0},
+    {"dtype": torch.float32, "most": 1e-5, "pieces": 1,
+     "rule": {"rest": True, "softcap": 9.0, "scale": 0.5}},
+    {"dtype": torch.bfloat16, "most": 2e-2, "pieces": 1, "rule": {"rest": True}},
+]  # fmt: skip
 
 
 def on_rank() -> list[dict[str, float]]:
@@ -32,32 +38,43 @@ def on_rank() -> list[dict[str, float]]:
     return [compared(mesh, **case) for case in CASES]
 
 
-def compared(mesh: Mesh, *, dtype: torch.dtype, pieces: int, **given: Any) -> dict[str, float]:
+def compared(
+    mesh: Mesh, *, dtype: torch.dtype, pieces: int, lift: float = 0.0, **given: Any
+) -> dict[str, float]:
     """Return how far what this rank finds is from one device's, as shares."""
     generator = torch.Generator().manual_seed(2)
     drawn = [torch.randn(*shape, generator=generator).to(dtype)
              for shape in ((TOKENS, HIDDEN), (WORDS, HIDDEN), (WORDS,))]  # fmt: skip
     words = torch.stack([torch.randperm(WORDS, generator=generator)[:4] for _ in range(TOKENS)])
+    if lift:
+        words[:] = torch.tensor([0, 1, 40, 41])
+        drawn[2][words[0]] += lift
     words[3, 1] = IGNORED
-    weights = torch.randn(TOKENS, 4, generator=generator)
+    weights = torch.randn(TOKENS, 5, generator=generator)
     held = even(WORDS, 2, mesh.rank)
     # One rank has a word less, and still the same pieces.
     shared_words.CHUNK_BYTES = 4 * even(WORDS, 2, 0).size * -(-TOKENS // pieces)
     one = [each.clone().requires_grad_() for each in drawn]
-    found = word_logprobs(one[0], one[1], words, bias=one[2], **given["rule"]).logprobs
-    (found * weights).sum().backward()  # type: ignore[no-untyped-call]
+    found = _joined(word_logprobs(one[0], one[1], words, bias=one[2], **given["rule"]))
+    (found * weights[:, : found.shape[1]]).sum().backward()  # type: ignore[no-untyped-call]
     cuts = (slice(None), *[slice(held.start, held.stop)] * 2)
     mine = [each[cut].clone().requires_grad_() for each, cut in zip(drawn, cuts, strict=True)]
     shared = WordsOfRanks(mesh["tp"], WORDS, sequence=False)
     x, weight, bias = mine
-    here = shared_word_logprobs(shared, x, weight, bias, words, **given["rule"])
-    (here * weights).sum().backward()  # type: ignore[no-untyped-call]
+    here = _joined(shared_word_logprobs(shared, x, weight, bias, words, **given["rule"]))
+    (here * weights[:, : found.shape[1]]).sum().backward()  # type: ignore[no-untyped-call]
     off = {"logprobs": _off(here.detach(), found.detach())}
     for name, own, other, cut in zip(("x", "weight", "bias"), mine, one, cuts, strict=True):
         assert own.grad is not None
         assert other.grad is not None
         off[name] = _off(own.grad, other.grad[cut])
     return off
+
+
+def _joined(found: WordLogprobs) -> torch.Tensor:
+    """Return all of it side by side."""
+    logprobs, _, rest = found
+    return logprobs if rest is None else torch.cat([logprobs, rest[:, None]], 1)
 
 
 def _off(mine: torch.Tensor, other: torch.Tensor) -> float:

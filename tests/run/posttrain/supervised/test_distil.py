@@ -22,7 +22,14 @@ from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.llm import LLM
 from meshwright.spec.serving import Limits
-from tests.run.posttrain.supervised.tiny import chats, model_folder, recipe_job, trained, write
+from tests.run.posttrain.supervised.tiny import (
+    RECORDS,
+    chats,
+    model_folder,
+    recipe_job,
+    trained,
+    write,
+)
 from tests.run.train.tiny import rows_of
 
 TOLD = {"prompt": [5, 9], "tokens": [17, 2], "words": [[17, 4], [2, 8]],
@@ -64,6 +71,25 @@ def test_the_divergence_from_a_teacher_falls(direction: str, tmp_path: Path) -> 
     trained(job, tmp_path / "run")
     rows = rows_of(tmp_path / "run")
     assert rows[max(rows)] < 0.6 * rows[1]
+
+
+def test_longer_lists_elsewhere_change_nothing_of_shorter_ones(tmp_path: Path) -> None:
+    found = []
+    for most in (1, 4):
+        every = RECORDS["distil"]()
+        for number, one in enumerate(every):
+            count = most if number % 10 == 9 else 1  # held out, or trained
+            one["words"], one["logprobs"] = (
+                [row[:count] for row in one[name]] for name in ("words", "logprobs")
+            )
+        task, job = open_recipe(recipe_job("distil", tmp_path, records=every))
+        learner = task.learner(load(None, model_folder(), dtype=torch.float32), job, tmp_path)
+        assert isinstance(learner, DistilLearner)
+        assert learner.words.shape[1] == most
+        loss = learner.loss(task.batches(job, rank=0, world=1).at(0))
+        found.append((float(loss.nats_sum.detach()), float(learner.figures()["agreed"])))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+    assert found[1][1] == 1.0  # of one word each, both like the same best
 
 
 def test_what_was_thought_stands_at_its_token(tmp_path: Path) -> None:

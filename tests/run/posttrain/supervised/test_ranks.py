@@ -21,18 +21,22 @@ from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.shards import Shard
 from meshwright.run.posttrain.supervised import open_recipe, read_recipe
+from meshwright.run.posttrain.supervised.examples import numbers_of
 from meshwright.run.posttrain.supervised.export import export_recipe
 from meshwright.run.train.evaluate import held_out_loss
 from meshwright.run.train.loop import train
 from meshwright.run.train.run_folder import write_config
 from meshwright.run.train.trainer import Trainer
 from tests.run.posttrain.supervised.tiny import (
+    LENGTH,
     RECORDS,
     chats,
     deep,
+    dense,
     model_folder,
     recipe_data,
     sparse,
+    uneven_verdicts,
     write,
 )
 from tests.run.train.tiny import rows_of
@@ -185,6 +189,37 @@ def test_models_of_experts_come_to_the_figures_of_one_device(
     for found in launch(2, all_figures, given, tmp_path / "runs", timeout_s=600):
         for name in recipes:
             assert found[name] == pytest.approx(one[name], rel=2e-4, abs=2e-4), name
+
+
+def runs_before_steps(data: dict[str, Any], replica: int) -> list[int]:
+    """Return how many rows one of two replicas goes through before each step of KTO."""
+    task, job = open_recipe(read_recipe(data))
+    batches = task.batches(job, rank=replica, world=2)
+    strangers = [[task.strange[n] for n in numbers_of(batches.at(step))] for step in range(3)]
+    return [len(list(task.examples.rows(numbers, LENGTH))) for numbers in strangers]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "model"),
+    [
+        (2, {"dp": 2, "zero": 3}, dense),
+        (2, {"dp": 2, "ep": 2}, sparse),
+        pytest.param(4, {"dp": 2, "tp": 2, "expert_tp": 4}, sparse, marks=pytest.mark.slow),
+    ],
+    ids=["zero 3", "experts", "parts of experts"],
+)
+def test_replicas_whose_answers_differ_in_length_meet_in_every_forward_pass(
+    ranks: int, layout: dict[str, Any], model: Any, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "uneven.jsonl", uneven_verdicts())
+    more = {"start_from": str(model_folder(model)), "data": {"sources": [str(source)],
+            "validation": 0.1}}  # fmt: skip
+    alone = data_of("kto", tmp_path) | more
+    first, second = (runs_before_steps(alone, replica) for replica in range(2))
+    assert first[0] > second[0] + 1
+    wanted = figures(alone, tmp_path / "alone")
+    for found in launch(ranks, figures, data_of("kto", tmp_path, layout) | more, tmp_path / "runs"):
+        assert found == pytest.approx(wanted, rel=2e-4, abs=2e-5)
 
 
 @pytest.mark.slow

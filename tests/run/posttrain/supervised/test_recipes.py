@@ -9,7 +9,11 @@ import pytest
 pytest.importorskip("torch", reason="trains a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
-from tests.run.posttrain.supervised.tiny import recipe_job, trained
+import torch
+
+from meshwright.run.nn.huggingface import load
+from meshwright.run.posttrain.supervised import open_recipe
+from tests.run.posttrain.supervised.tiny import model_folder, recipe_job, sparse, trained
 from tests.run.train.tiny import bytes_saved, rows_of
 
 
@@ -119,3 +123,18 @@ def test_examples_that_go_on_in_another_sequence_are_learnt_too(tmp_path: Path) 
     trained(recipe_job("sft", tmp_path, changes), tmp_path / "run")
     first, last = ends(tmp_path / "run", "loss")
     assert last < first / 2
+
+
+def test_answers_to_other_prompts_count_for_no_expert(tmp_path: Path) -> None:
+    changes = {"start_from": str(model_folder(sparse))}
+    task, job = open_recipe(recipe_job("kto", tmp_path, changes))
+    decoder = load(None, model_folder(sparse), dtype=torch.float32)
+    learner, batch = task.learner(decoder, job, tmp_path), task.batches(job, rank=0, world=1).at(0)
+    learner.train(True)
+    learner.begin(batch)
+    assert decoder.training
+    assert [part.load for part in decoder.experts()] == [None, None]
+    learner.loss(batch)
+    for part in decoder.experts():
+        assert part.load is not None
+        assert int(part.load.sum()) == batch.tokens_BT.numel() * part.spec.top_k

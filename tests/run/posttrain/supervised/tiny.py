@@ -112,6 +112,15 @@ def verdicts(count: int = 40) -> list[dict[str, Any]]:
     ]
 
 
+def uneven_verdicts(count: int = 60) -> list[dict[str, Any]]:
+    """Return such answers of 1, 2 or 14 words: a replica gets more tokens than another."""
+    random = Random(3)
+    return [
+        each | {"completion": " ".join([each["completion"]] * random.choice([1, 2, 14]))}
+        for each in verdicts(count)
+    ]
+
+
 def told(count: int = 40) -> list[dict[str, Any]]:
     """Return what a teacher who draws words at random would have written down."""
     random, size = Random(5), words_of().size

@@ -9,7 +9,8 @@ divergence    KL to a reference, in the reward or in the loss
 mismatch      weights against a sampler that is not quite the policy
 preference    DPO, IPO, KTO, reward models
 distillation  from a teacher's likeliest words
-chosen        log-probabilities from hidden vectors, without all logits at once
+chosen        log-probabilities from hidden vectors, without all logits at once; also of all others
+shared_words  the same where ranks hold some words each
 signals       what a person needs to see of a step
 
 Import from the modules. A step of GRPO over microbatches, each with its own `tokens`:

@@ -2,7 +2,8 @@
 
 Logits are made for a piece of the tokens at a time, and made again in the backward pass, once it is
 known how much each token counts. One word per token goes through the rows of
-`kernels.cross_entropy_rows`; several, entropies and float64 through torch, a piece at a time.
+`kernels.cross_entropy_rows`; all else (several words, entropies, float64) goes through torch, a
+piece at a time.
 
 Memory, the floor: one piece of logits, and the weight's gradient in float32.
 
@@ -23,6 +24,7 @@ from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.linear_cross_entropy import add_product, default_chunk_bytes
 from meshwright.run.kernels.products import TORCH, Products
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.objectives.hidden_words import finite, hidden_words
 
 _COPIES = 3
 """Copies of a piece, in the wide format, that torch holds at once."""
@@ -35,6 +37,8 @@ class WordLogprobs(NamedTuple):
     """[N, K], float32 (float64 for such vectors); 0 for words that are `IGNORED`."""
     entropy: Tensor | None
     """[N], of the whole distribution, in nats."""
+    rest: Tensor | None = None
+    """[N], log p of all words together that are not given; -inf where there is none."""
 
 
 def chosen_logprobs(
@@ -52,7 +56,7 @@ def chosen_logprobs(
 ) -> Tensor:
     """Return log p of one word for every token, [N]; 0 for those that are `IGNORED`."""
     rule = _Rule(softcap, scale, temperature)
-    task = _Task(rule, False, chunk_bytes, products, backend)
+    task = _Task(rule, False, False, chunk_bytes, products, backend)
     return _words(x_ND, weight_VD, bias, words_N.unsqueeze(-1), task).logprobs.squeeze(-1)
 
 
@@ -66,16 +70,18 @@ def word_logprobs(
     scale: float | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
+    rest: bool = False,
     chunk_bytes: int | None = None,
     products: Products = TORCH,
     backend: Backend = "auto",
 ) -> WordLogprobs:
-    """Return log p of K words for every token, and the entropy if asked; both have gradients.
+    """Return log p of K words for every token, if asked the entropy and log p of all other words.
 
-    They are those of softmax(softcap(scale · (x · weightᵀ + bias)) / temperature).
+    They are those of softmax(softcap(scale · (x · weightᵀ + bias)) / temperature), and have
+    gradients. `IGNORED` words are among the others.
     """
     rule = _Rule(softcap, scale, temperature)
-    task = _Task(rule, entropy, chunk_bytes, products, backend)
+    task = _Task(rule, entropy, rest, chunk_bytes, products, backend)
     return _words(x_ND, weight_VD, bias, words_NK, task)
 
 
@@ -97,7 +103,7 @@ def decoder_logprobs(
         fix = "give the trainer a layout without tensor parallelism"
         raise InputError([Problem("decoder_logprobs", what, fix)])
     rule = _Rule(decoder.model.logit_softcap, decoder.model.logit_scale, temperature)
-    task = _Task(rule, entropy, chunk_bytes, decoder.head.products, "auto")
+    task = _Task(rule, entropy, False, chunk_bytes, decoder.head.products, "auto")
     words_NK = words_BT.reshape(-1, 1)
     weights = (decoder.head_weight, decoder.head.bias)
     found = _words(x_BTD.flatten(0, 1), *weights, words_NK, task)
@@ -137,6 +143,7 @@ class _Rule(NamedTuple):
 class _Task:
     rule: _Rule
     entropy: bool
+    rest: bool
     chunk_bytes: int | None
     products: Products
     backend: Backend
@@ -181,7 +188,7 @@ def _words(
         what = f"temperature is {task.rule.temperature:g}"
         raise InputError([Problem("word_logprobs", what, "give that of the sampler, above 0")])
     out = _Words.apply(x_ND, weight_VD, bias, words_NK, task)  # type: ignore[no-untyped-call]
-    return WordLogprobs(out[0], out[1] if task.entropy else None)
+    return WordLogprobs(out[0], out[1] if task.entropy else None, out[2] if task.rest else None)
 
 
 class _Words(torch.autograd.Function):
@@ -193,7 +200,7 @@ class _Words(torch.autograd.Function):
         bias: Tensor | None,
         words_NK: Tensor,
         task: _Task,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         formats = (
             x_ND.dtype,
             gradient_format(weight_VD),
@@ -204,7 +211,8 @@ class _Words(torch.autograd.Function):
         bias = None if bias is None else bias.to(x_ND.dtype)
         logprobs = x_ND.new_zeros(words_NK.shape, dtype=_wide(x_ND.dtype))
         entropy = logprobs.new_zeros(len(words_NK) if task.entropy else 0)
-        rule = None if task.entropy else task.rows_rule(x_ND, words_NK)
+        rest = logprobs.new_zeros(len(words_NK) if task.rest else 0)
+        rule = None if task.entropy or task.rest else task.rows_rule(x_ND, words_NK)
         for part in task.pieces(x_ND, len(weight_VD), plain=rule is None):
             logits = task.logits(x_ND[part], weight_VD, bias)
             if rule is not None:
@@ -216,26 +224,30 @@ class _Words(torch.autograd.Function):
             words = words_NK[part]
             chosen = shaped.gather(1, words.clamp(min=0)) - lse
             logprobs[part] = chosen.masked_fill(words == IGNORED, 0)
+            if task.rest:
+                with hidden_words(shaped, words.clamp(min=0), words != IGNORED):
+                    rest[part] = shaped.logsumexp(-1) - lse[:, 0]
             if task.entropy:
                 shaped.sub_(lse)
                 entropy[part] = -(shaped.exp() * shaped).sum(-1)
         ctx.save_for_backward(x_ND, weight_VD, bias, words_NK)
         ctx.task, ctx.formats = task, formats
-        return logprobs, entropy
+        return logprobs, entropy, rest
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None
+        ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None, of_rest: Tensor | None
     ) -> tuple[Any, ...]:
-        if of_logprobs is None and of_entropy is None:
+        if of_logprobs is None and of_entropy is None and of_rest is None:
             return None, None, None, None, None
         x_ND, weight_VD, bias, words_NK = ctx.saved_tensors
         task: _Task = ctx.task
         if of_logprobs is None:
             of_logprobs = torch.zeros_like(words_NK, dtype=_wide(x_ND.dtype))
         of_logprobs = of_logprobs.masked_fill(words_NK == IGNORED, 0)
-        rule = task.rows_rule(x_ND, words_NK) if of_entropy is None else None
+        alone = of_entropy is None and of_rest is None
+        rule = task.rows_rule(x_ND, words_NK) if alone else None
         dx = torch.empty_like(x_ND) if ctx.needs_input_grad[0] else None
         dw: Tensor | None = None
         db: Tensor | None = None
@@ -245,8 +257,8 @@ class _Words(torch.autograd.Function):
                 task.turn(logits, words_NK[part, 0].contiguous(), rule, gradient=True)
                 slope = logits.mul_(-of_logprobs[part].to(logits.dtype))
             else:
-                more = None if of_entropy is None else of_entropy[part]
-                slope = _slope(task.rule, logits, words_NK[part], of_logprobs[part], more)
+                more = [None if one is None else one[part, None] for one in (of_entropy, of_rest)]
+                slope = _slope(task.rule, logits, words_NK[part], of_logprobs[part], *more)
                 slope = slope.to(x_ND.dtype)
             if dx is not None:
                 dx[part] = task.products.input_gradient(slope, weight_VD)
@@ -262,21 +274,32 @@ class _Words(torch.autograd.Function):
         return (*grads, None, None)
 
 
-def _slope(
-    rule: _Rule, logits: Tensor, words: Tensor, of_logprobs: Tensor, of_entropy: Tensor | None
+def _slope(  # noqa: PLR0917
+    rule: _Rule,
+    logits: Tensor,
+    words: Tensor,
+    of_logprobs: Tensor,
+    of_entropy: Tensor | None,
+    of_rest: Tensor | None,
 ) -> Tensor:
     """Return the gradient of a piece's logits.
 
-    d log p_k / d z_j is [j = k] - p_j, and d H / d z_j is -p_j (log p_j + H).
+    d log p_k / d z_j is [j = k] - p_j, and d H / d z_j is -p_j (log p_j + H). That of the rest's
+    log r is q_j - p_j, where q is the distribution over other words than the given.
     """
     shaped = rule.shaped(logits)
     log_p = shaped - shaped.logsumexp(-1, keepdim=True)
     p = log_p.exp()
-    slope = p * -of_logprobs.sum(-1, keepdim=True)
+    of_all = of_logprobs.sum(-1, keepdim=True)
+    slope = p * -(of_all if of_rest is None else of_all + of_rest)
     if of_entropy is not None:
         entropy = -(p * log_p).sum(-1, keepdim=True)
-        slope -= of_entropy.unsqueeze(-1) * p * (log_p + entropy)
+        slope -= of_entropy * p * (log_p + entropy)
     slope.scatter_add_(1, words.clamp(min=0), of_logprobs.to(slope.dtype))
+    if of_rest is not None:
+        with hidden_words(shaped, words.clamp(min=0), words != IGNORED):
+            others = finite(shaped.logsumexp(-1, keepdim=True))
+            slope.addcmul_(torch.sub(shaped, others, out=log_p).exp_(), of_rest)
     return rule.bend_(slope, shaped)
 
 

@@ -6,7 +6,6 @@ exceeds that over the whole vocabulary (merging words cannot add any), and equal
 vocabulary.
 """
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -20,28 +19,32 @@ Direction = Literal["forward", "reverse"]
 reverse   KL(student ‖ teacher): the student shall keep to what the teacher does"""
 
 _LEAST_REST = 1e-7
-"""Probability of "any other" below which rounding decides: it is taken to be this."""
+"""Probability that a teacher leaves to "any other" below which the rounding of what it told
+decides: it is taken to be this."""
 
 
 def distillation(
-    student_NK: Tensor, teacher_NK: Tensor, direction: Direction = "forward"
+    student_NK: Tensor, rest_N: Tensor, teacher_NK: Tensor, direction: Direction = "forward"
 ) -> Tensor:
     """Return each token's divergence in nats, over the teacher's words and "any other".
 
-    Both are log-probabilities of the same K different words, normalised over the whole vocabulary;
-    `chosen.word_logprobs` has those of the student. A teacher's -inf fills up shorter lists.
+    Both have log-probabilities of the same K different words, normalised over the whole vocabulary,
+    and the student that of all others together, `rest_N`: `chosen.word_logprobs` has both. A
+    teacher's -inf fills up shorter lists; what stands there is none of the words.
     """
     require(word("direction", direction, get_args(Direction)))
-    if student_NK.shape != teacher_NK.shape or student_NK.dim() < 2:
-        what = f"student {tuple(student_NK.shape)}, teacher {tuple(teacher_NK.shape)}"
-        raise InputError([Problem("distillation", what, "give [tokens, words] of both")])
-    teacher_NK = teacher_NK.detach().to(student_NK.dtype)
-    there = torch.isfinite(teacher_NK)
-    hidden = -math.inf
-    student = torch.cat([student_NK, _rest(student_NK.masked_fill(~there, hidden))], -1)
-    teacher = torch.cat([teacher_NK, _rest(teacher_NK)], -1)
-    there = torch.cat([there, torch.ones_like(there[..., :1])], -1)
-    # Where a list is shorter both sides say the same, so that neither value nor gradient remains.
+    shape = student_NK.shape
+    if shape != teacher_NK.shape or len(shape) < 2 or rest_N.shape != shape[:-1]:
+        shapes = (f"{tuple(each.shape)}" for each in (student_NK, rest_N, teacher_NK))
+        what = "student {}, its rest {}, teacher {}".format(*shapes)
+        fix = "give [tokens, words] of both, and [tokens] of the rest"
+        raise InputError([Problem("distillation", what, fix)])
+    teacher_NK = teacher_NK.detach()
+    student = torch.cat([student_NK, rest_N[..., None]], -1)
+    teacher = torch.cat([teacher_NK, _rest(teacher_NK).to(teacher_NK.dtype)], -1).to(student.dtype)
+    there = torch.cat([torch.isfinite(teacher_NK), ~torch.isneginf(rest_N)[..., None]], -1)
+    # Where a list is shorter, or holds all words that there are, both sides say the same, so that
+    # neither value nor gradient remains.
     student, teacher = student.masked_fill(~there, 0), teacher.masked_fill(~there, 0)
     if direction == "forward":
         parts = teacher.exp() * (teacher - student)
@@ -50,7 +53,7 @@ def distillation(
     return parts.sum(-1)
 
 
-def _rest(logprob_NK: Tensor) -> Tensor:
-    """Return the log-probability of all words that are not there, [N, 1]."""
-    mass = logprob_NK.exp().sum(-1, keepdim=True)
+def _rest(teacher_NK: Tensor) -> Tensor:
+    """Return the log-probability of all words that a teacher did not tell of, float64 [N, 1]."""
+    mass = teacher_NK.double().exp().sum(-1, keepdim=True)
     return torch.log((1 - mass).clamp(min=_LEAST_REST))

@@ -1,6 +1,6 @@
 """Log-probabilities of given words where ranks hold some rows of the output head each.
 
-Three numbers per token, the largest logit, Σ exp and the logits of the words, are put together over
+Few numbers per token, the largest logit, Σ exp and the logits of the words, are put together over
 the ranks; logits never travel. They are made again in backward, some tokens at a time, so no more
 than a piece of them is ever held.
 
@@ -21,6 +21,8 @@ from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.linear_cross_entropy import add_product
 from meshwright.run.parallel.flow import copy_in
 from meshwright.run.parallel.vocabulary import WordsOfRanks
+from meshwright.run.posttrain.objectives.chosen import WordLogprobs
+from meshwright.run.posttrain.objectives.hidden_words import finite, hidden_words
 
 CHUNK_BYTES = 1 << 28
 """Most that the logits of a piece take."""
@@ -32,6 +34,7 @@ class _Rule(NamedTuple):
     words: WordsOfRanks
     softcap: float | None
     scale: float | None
+    rest: bool
 
     def shaped(self, logits: Tensor) -> Tensor:
         logits = logits if self.scale is None else logits * self.scale
@@ -72,14 +75,15 @@ def shared_word_logprobs(
     *,
     softcap: float | None = None,
     scale: float | None = None,
-) -> Tensor:
-    """Return log p of K words for every token, the same on all ranks; 0 where they are `IGNORED`.
+    rest: bool = False,
+) -> WordLogprobs:
+    """Return log p of K words for every token, if asked that of all others, the same on all ranks.
 
     All ranks have all of `x_ND`, and its whole gradient afterwards.
     """
     given = (copy_in(x_ND, words.group), weight_WD, bias_W)
-    found: Tensor = _SharedWords.apply(*given, words_NK, _Rule(words, softcap, scale))
-    return found
+    found, others = _SharedWords.apply(*given, words_NK, _Rule(words, softcap, scale, rest))
+    return WordLogprobs(found, None, others if rest else None)
 
 
 class _SharedWords(torch.autograd.Function):
@@ -91,55 +95,65 @@ class _SharedWords(torch.autograd.Function):
         bias_W: Tensor | None,
         words_NK: Tensor,
         rule: _Rule,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         formats = (weight_WD, bias_W)
         ctx.formats = (
             x_ND.dtype,
             *(None if one is None else gradient_format(one) for one in formats),
         )
         weight_WD = weight_WD.to(x_ND.dtype)
-        group = rule.words.group
+        group, count = rule.words.group, words_NK.shape[1]
         found = x_ND.new_zeros(words_NK.shape, dtype=WIDE)
-        lse = x_ND.new_zeros(len(x_ND), dtype=WIDE)
+        # Of all words, and of those that are not given.
+        lse_2N = x_ND.new_zeros(1 + rule.rest, len(x_ND), dtype=WIDE)
         for part in rule.pieces(x_ND):
             shaped = rule.logits(x_ND[part], weight_WD, bias_W)
-            largest = shaped.new_full((len(shaped),), -torch.inf)
-            if rule.words.held.size:
-                largest = shaped.amax(1)
-            largest = group.all_reduce(largest, "max")
-            total = (shaped - largest[:, None]).exp().sum(1, keepdim=True)
             local, mine = rule.local(words_NK[part])
             chosen = torch.zeros_like(local, dtype=WIDE)
             if rule.words.held.size:
                 chosen = shaped.gather(1, local).masked_fill(~mine, 0)
-            sums = group.all_reduce(torch.cat([total, chosen, mine.to(WIDE)], 1))
-            count = words_NK.shape[1]
-            total, chosen, holders = sums.split([1, count, count], 1)
-            lse[part] = largest + total[:, 0].log()
-            logprobs = chosen - lse[part, None]
+            largest = [_largest(shaped)]
+            if rule.rest:
+                with hidden_words(shaped, local, mine):
+                    largest.append(_largest(shaped))
+            largest_2N = finite(group.all_reduce(torch.stack(largest), "max"))
+            total = [_total(shaped, largest_2N[0])]
+            if rule.rest:
+                with hidden_words(shaped, local, mine):
+                    total.append(_total(shaped, largest_2N[1]))
+            sums = group.all_reduce(torch.cat([*total, chosen, mine.to(WIDE)], 1))
+            totals, chosen, holders = sums.split([len(total), count, count], 1)
+            lse_2N[:, part] = largest_2N + totals.t().log()
+            logprobs = chosen - lse_2N[0, part, None]
             # A word that no rank holds is none.
             logprobs = torch.where(holders > 0, logprobs, torch.nan)
             found[part] = logprobs.masked_fill(words_NK[part] == IGNORED, 0)
-        ctx.save_for_backward(x_ND, weight_WD, bias_W, words_NK, lse)
+        ctx.save_for_backward(x_ND, weight_WD, bias_W, words_NK, lse_2N)
         ctx.rule = rule
-        return found
+        return found, lse_2N[1] - lse_2N[0] if rule.rest else found.new_zeros(0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor) -> Any:
-        x_ND, weight_WD, bias_W, words_NK, lse = ctx.saved_tensors
+    def backward(ctx: Any, of_logprobs: Tensor, of_rest: Tensor) -> Any:
+        x_ND, weight_WD, bias_W, words_NK, lse_2N = ctx.saved_tensors
         rule: _Rule = ctx.rule
         of_logprobs = of_logprobs.masked_fill(words_NK == IGNORED, 0)
+        of_all = of_logprobs.sum(1, keepdim=True)
+        of_all = of_all + of_rest[:, None] if rule.rest else of_all
         dx = torch.empty_like(x_ND) if ctx.needs_input_grad[0] else None
         dw = torch.zeros_like(weight_WD, dtype=WIDE) if ctx.needs_input_grad[1] else None
         db = torch.zeros_like(bias_W, dtype=WIDE) if ctx.needs_input_grad[2] else None
         for part in rule.pieces(x_ND):
             shaped = rule.logits(x_ND[part], weight_WD, bias_W)
-            # d log p_k / d z_j is [j = k] - p_j.
-            slope = (shaped - lse[part, None]).exp() * -of_logprobs[part].sum(1, keepdim=True)
+            # d log p_k / d z_j is [j = k] - p_j, and that of all others' [j is other] q_j - p_j.
+            slope = (shaped - lse_2N[0, part, None]).exp() * -of_all[part]
+            local, mine = rule.local(words_NK[part])
             if rule.words.held.size:
-                local, mine = rule.local(words_NK[part])
                 slope.scatter_add_(1, local, of_logprobs[part] * mine)
+            if rule.rest:
+                with hidden_words(shaped, local, mine):
+                    of_others = (shaped - finite(lse_2N[1, part, None])).exp_()
+                slope.addcmul_(of_others, of_rest[part, None])
             slope = rule.bent(slope, shaped)
             narrow = slope.to(x_ND.dtype)
             if dx is not None:
@@ -153,3 +167,15 @@ class _SharedWords(torch.autograd.Function):
             for one, dtype in zip((dx, dw, db), ctx.formats, strict=True)
         ]
         return (*grads, None, None)
+
+
+def _largest(logits_NW: Tensor) -> Tensor:
+    """Return the largest logit of each token; -inf where no words are held."""
+    if not logits_NW.shape[1]:
+        return logits_NW.new_full((len(logits_NW),), -torch.inf)
+    return logits_NW.amax(1)
+
+
+def _total(logits_NW: Tensor, largest_N: Tensor) -> Tensor:
+    """Return Σ exp of each token, [N, 1], as seen from its largest logit on any rank."""
+    return (logits_NW - largest_N[:, None]).exp_().sum(1, keepdim=True)

@@ -49,7 +49,7 @@ class AnswerLearner(JudgingLearner):
         at = trained_at(self.examples, part)
         chosen_ND, words_N = (each.flatten(0, 1)[at.positions] for each in (x_BTD, part.labels_BT))
         if decoder.head.shared is not None:
-            nats = -decoder_words(decoder, chosen_ND, words_N[:, None]).sum()
+            nats = -decoder_words(decoder, chosen_ND, words_N[:, None]).logprobs.sum()
             return _loss(LossSums(nats, (words_N != IGNORED).sum(), torch.zeros_like(nats)))
 
         def read() -> LossSums:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.nn.decoder import Decoder, Loss
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.posttrain.objectives.distillation import distillation
@@ -37,6 +38,8 @@ class DistilLearner(JudgingLearner):
         device = next(decoder.parameters()).device
         words = np.concatenate([_wide(one.words, most, 0) for one in sets])
         logprobs = np.concatenate([_wide(one.logprobs, most, -np.inf) for one in sets])
+        # What fills up shorter lists is no word: it is among those that the teacher left out.
+        words[~np.isfinite(logprobs)] = IGNORED
         # Of every token of all sets, on the device: a step picks its own.
         self.words = torch.from_numpy(words.astype(np.int32)).to(device)
         self.logprobs = torch.from_numpy(logprobs).to(device)
@@ -45,10 +48,12 @@ class DistilLearner(JudgingLearner):
         """Return the divergence from the teacher, summed over the trained tokens."""
         at = trained_at(self.examples, part)
         hidden = x_BTD.flatten(0, 1)[at.positions]
-        student = decoder_words(self.decoder, hidden, self.words[at.tokens].long())
-        teacher = self.logprobs[at.tokens]
-        losses = distillation(student, teacher, self.recipe.direction)
-        agreed = student.argmax(-1) == teacher.argmax(-1)
+        words, teacher = self.words[at.tokens].long(), self.logprobs[at.tokens]
+        student, _, rest = decoder_words(self.decoder, hidden, words, rest=True)
+        assert rest is not None
+        losses = distillation(student, rest, teacher, self.recipe.direction)
+        told = student.masked_fill(words == IGNORED, -torch.inf)
+        agreed = told.argmax(-1) == teacher.argmax(-1)
         self.see(tokens=torch.tensor(len(losses), device=losses.device), agreed=agreed.sum())
         return summed(losses)
 

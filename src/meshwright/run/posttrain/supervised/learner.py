@@ -15,7 +15,7 @@ from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.vocabulary import WordsOfRanks
 from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
 from meshwright.run.posttrain.adapters.shards import gather
-from meshwright.run.posttrain.objectives.chosen import word_logprobs
+from meshwright.run.posttrain.objectives.chosen import WordLogprobs, word_logprobs
 from meshwright.run.posttrain.objectives.shared_words import shared_word_logprobs
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.train.data.batch import Batch
@@ -160,19 +160,22 @@ class JudgingLearner(RecipeLearner):
         return Loss(found.nats_sum / ranks, found.count, found.auxiliary / ranks)
 
 
-def decoder_words(decoder: Decoder, x_ND: Tensor, words_NK: Tensor) -> Tensor:
-    """Return log p of given words for some hidden vectors of a decoder, [N, K].
+def decoder_words(
+    decoder: Decoder, x_ND: Tensor, words_NK: Tensor, *, rest: bool = False
+) -> WordLogprobs:
+    """Return log p of given words, and if asked of all others, for some of a decoder's vectors.
 
     Their number differs from step to step, so no product is timed for it: torch's own are used.
     """
     model, shared = decoder.model, decoder.head.shared
     rule: dict[str, Any] = {"softcap": model.logit_softcap, "scale": model.logit_scale}
+    rule["rest"] = rest
 
-    def read() -> Tensor:
+    def read() -> WordLogprobs:
         weights = (decoder.head_weight, decoder.head.bias)
         if isinstance(shared, WordsOfRanks):
             return shared_word_logprobs(shared, x_ND, *weights, words_NK, **rule)
-        return word_logprobs(x_ND, weights[0], words_NK, bias=weights[1], **rule).logprobs
+        return word_logprobs(x_ND, weights[0], words_NK, bias=weights[1], **rule)
 
     return decoder.read_head(read)
 

@@ -16,7 +16,7 @@ from meshwright.run.posttrain.supervised.learner import JudgingLearner, per_pair
 from meshwright.run.posttrain.supervised.reference import (
     Replicas,
     answer_logprobs,
-    logprobs_on_all,
+    logprobs_of_runs,
     reference_logprobs,
 )
 from meshwright.run.posttrain.supervised.settings import Dpo, Ipo, Kto
@@ -170,11 +170,15 @@ class VerdictLearner(AgainstReference):
         """Estimate how far the policy has moved, from these prompts under answers to others."""
         numbers = [self.strange[one] for one in answers if one in self.strange]
         most = self.job.workload.sequence_length * self.job.layout.microbatch
+        runs = list(self.examples.rows(numbers, most))
+        training = self.decoder.training
+        # Nothing is trained on these answers: experts do not count them, no input is left out.
+        super().train(False)
+        found = logprobs_of_runs(self.decoder, self.examples, runs, self.spread, size=most)
+        super().train(training)
         sums = torch.tensor([0.0, len(numbers)], device=self.device)
-        for run in self.examples.rows(numbers, most):
-            row = self.examples.row(run, sums.device, size=most)
-            found = logprobs_on_all(self.decoder, self.examples, row, self.spread)
-            sums[0] += (found - self.reference[run]).sum()
+        for run, each in zip(runs, found, strict=True):
+            sums[0] += (each - self.reference[run]).sum()
         if together is not None:
             sums = together(sums)
         self.baseline = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)

@@ -5,6 +5,7 @@ second copy of the model is held. What was found lies in the run's folder for it
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,8 @@ def answer_logprobs(decoder: Decoder, examples: Examples, x_BTD: Tensor, part: B
     """
     at = trained_at(examples, part)
     words = part.labels_BT.flatten()[at.positions]
-    logprobs = decoder_words(decoder, x_BTD.flatten(0, 1)[at.positions], words[:, None])[:, 0]
+    found = decoder_words(decoder, x_BTD.flatten(0, 1)[at.positions], words[:, None])
+    logprobs = found.logprobs[:, 0]
     sums = logprobs.new_zeros(len(numbers_of(part)))
     return sums.index_add(0, at.owners, logprobs)
 
@@ -63,6 +65,31 @@ def logprobs_on_all(
     finally:
         spread.stage.judge = before
     return spread.mesh["pp"].all_reduce(found)  # noughts but of the stage with the head
+
+
+@torch.no_grad()
+def logprobs_of_runs(
+    decoder: Decoder,
+    examples: Examples,
+    runs: Sequence[Sequence[int]],
+    spread: Spread | None,
+    *,
+    size: int,
+) -> list[Tensor]:
+    """Return log p of the answers of each run, which is one row padded up to a size.
+
+    Replicas may have unlike numbers of runs. Where all have to go forward together, those with
+    fewer also go through rows that count for nothing.
+    """
+    device, most = next(decoder.parameters()).device, len(runs)
+    if spread is not None and spread.meets_replicas:
+        counts = torch.tensor([most], device=device)
+        most = int(spread.mesh["dp"].all_reduce(counts, "max"))
+    found = []
+    for run in (*runs, *[[0]] * (most - len(runs))):
+        row = examples.row(run, device, size=size)
+        found.append(logprobs_on_all(decoder, examples, row, spread))
+    return found[: len(runs)]
 
 
 def kept_reference(folder: Path, name: str) -> Tensor | None:
@@ -108,19 +135,17 @@ def reference_logprobs(
     if kept is not None:
         return kept
     found = torch.zeros(len(examples), device=device)
-    # Experts that lie with other replicas need these to run the same rows.
-    alike = spread is not None and spread.mesh.layout.ep > 1
-    first, step = (replicas.number, replicas.all_of) if replicas and not alike else (0, 1)
+    first, step = (replicas.number, replicas.all_of) if replicas else (0, 1)
+    runs = list(examples.rows(range(len(examples)), most_tokens))[first::step]
     was_training = decoder.training
     decoder.eval()
-    rows = list(examples.rows(range(len(examples)), most_tokens))
     with adapter.disabled() if adapter is not None else nullcontext():
-        for numbers in rows[first::step]:
-            row = examples.row(numbers, device, size=most_tokens)
-            found[numbers] = logprobs_on_all(decoder, examples, row, spread)
+        logprobs = logprobs_of_runs(decoder, examples, runs, spread, size=most_tokens)
     decoder.train(was_training)
+    for run, each in zip(runs, logprobs, strict=True):
+        found[run] = each
     if replicas is not None:
-        found = replicas.together(found) / (replicas.all_of if alike else 1)
+        found = replicas.together(found)
     if spread is None or spread.mesh.rank == 0:
         _keep(found, folder, name)
     return found
