@@ -59,7 +59,7 @@ def test_a_device_that_nobody_measured_is_told_to_make_times_rough(capsys: Captu
     assert main(["simulate", "rl", *words]) == 0
     shown = capsys.readouterr().out
     assert "costs\tbuilt-in constants, transferred from h100-80g-sxm" in shown
-    assert "times\trough, and may be several times off, as cpu-core has no measured" in shown
+    assert "times\trough, and may be ten times off, as cpu-core has no measured" in shown
     found = answer(words, capsys)
     assert found["calibration"] == {"path": None, "source": None}
     assert "no measured calibration" in found["remarks"][0]
