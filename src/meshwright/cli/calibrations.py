@@ -94,7 +94,7 @@ def _rough(gpu: Gpu) -> str:
     """Say how far built-in constants are to be trusted that nobody measured on this device."""
     if gpu.name in measured_devices():
         return ""
-    # A processor is no small GPU: training was told to take five to twelve times as long as it took.
+    # A processor is no small GPU: training was told to take 5 to 12 times as long as it took.
     how = "rough, and may be ten times off" if gpu.kind == "cpu" else "rough"
     return (
         f"{how}, as {gpu.name} has no measured calibration; make one there: "
