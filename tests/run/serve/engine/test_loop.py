@@ -74,17 +74,30 @@ class SlowSender:
             way.sendall(struct.pack("<Q", self.parcel.size) + bytes(self.parcel.size))
 
 
-def test_an_ask_that_crosses_a_sleep_is_refused_alone() -> None:
+def test_an_ask_that_crosses_a_sleep_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         loop = made()
+        ask, turn = Ask(prompt=PROMPTS[1], sampling=GREEDY), loop.engine.turn
+        stepping, goes_on = threading.Event(), threading.Event()
+
+        def slow() -> bool:
+            stepping.set()
+            goes_on.wait(30)
+            return turn()
+
+        monkeypatch.setattr(loop.engine, "turn", slow)
+        waking = asyncio.ensure_future(loop.wake())
+        await asyncio.to_thread(stepping.wait, 30)
         sleeping = asyncio.ensure_future(loop.sleep(1))
-        await asyncio.sleep(0)  # on its way to the thread, with the ask behind it
+        await asyncio.sleep(0)
+        crossing = loop.answer(ask)
+        goes_on.set()
         with pytest.raises(InputError, match="it sleeps"):
-            await tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY))
-        await sleeping
+            await anext(crossing)
+        await asyncio.gather(waking, sleeping)
         assert loop.ill() == ""
         await loop.wake()
-        assert await tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY)) == expected()[1]
+        assert await tokens_of(loop, ask) == expected()[1]
         await loop.close()
 
     run(work)

@@ -53,6 +53,17 @@ def test_an_engine_that_is_given_up_before_it_is_ready_is_ended(
         os.kill(int(number[1]), 0)
 
 
+@pytest.mark.parametrize("said", [b"", b"\x01\0\0\0\xc1"])
+def test_a_process_that_nobody_can_ask_ends_whatever_goes_wrong_with_it(said: bytes) -> None:
+    process = EngineProcess(START, "tests.run.serve.worker.careless", start_s=120)
+    if said:
+        process.socket.sendall(said)  # a frame that is no message
+    else:
+        process.socket.shutdown(socket.SHUT_RDWR)
+    assert process.last_words() == "the engine's process ended with code 0"
+    process.end()
+
+
 @pytest.mark.parametrize("how", ["is killed", "is ended"])
 def test_parcels_go_with_the_process_that_sent_them(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
