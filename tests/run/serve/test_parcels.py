@@ -1,11 +1,22 @@
 """Keys and values arrive whole, once, and only where their secret is known."""
 
+import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from meshwright.run.serve.parcels import ParcelLost, Post, Way, collect, post_of
+from meshwright.run.serve import parcels
+from meshwright.run.serve.parcels import (
+    ParcelLost,
+    Post,
+    SharedMemoryPost,
+    TcpPost,
+    Way,
+    collect,
+    post_of,
+)
 
 DATA = bytes(range(256)) * 9000
 
@@ -40,3 +51,51 @@ def test_without_the_secret_nothing_is_handed_out() -> None:
         collect(msgspec.structs.replace(parcel, secret="00" * 32))
     assert bytes(collect(parcel)) == DATA
     post.close()
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+def test_what_nobody_collects_in_time_goes_though_nothing_else_is_sent(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parcels, "KEPT_S", 0.2)
+    post = post_of(way)
+    assert isinstance(post, SharedMemoryPost | TcpPost)
+    parcel = post.send(DATA, blocks=1, first=0)
+    until_s = time.monotonic() + 30
+    while list(post._kept) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    with pytest.raises(ParcelLost):
+        collect(parcel)
+    assert not Path(parcel.place).exists()
+    post.close()
+
+
+def test_a_folder_in_shared_memory_is_there_while_parcels_are(tmp_path: Path) -> None:
+    folder = tmp_path / "parcels"
+    post = post_of("shm", folder=str(folder))
+    assert not folder.exists()
+    parcel = post.send(DATA, blocks=1, first=0)
+    assert Path(parcel.place).parent == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    post.close()
+    assert not folder.exists()
+
+
+def test_a_post_can_be_closed_while_it_sends(tmp_path: Path) -> None:
+    folder = tmp_path / "parcels"
+    post = post_of("shm", folder=str(folder))
+    sent: list[int] = []
+
+    def send() -> None:
+        for number in range(2000):
+            post.send(b"keys", blocks=1, first=0)
+            sent.append(number)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    while not folder.exists():
+        time.sleep(0.001)
+    post.close()
+    sending.join()
+    assert len(sent) == 2000
+    assert not folder.exists()

@@ -40,7 +40,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 class Ill:
     """An engine that never gets well."""
 
-    max_length = 64
+    max_length = embed_length = 64
 
     async def answer(self, ask: Ask, /) -> AsyncIterator[Piece]:
         if ask.prompt:
@@ -175,6 +175,61 @@ def test_what_came_meanwhile_is_read_at_once_through_a_router() -> None:
             await pieces.aclose()
             await engine.close()
         assert routed.router.open == [0, 0]
+
+    run(work)
+
+
+async def first_of(engine: Serves, ask: Ask) -> Piece:
+    pieces = [piece async for piece in engine.answer(ask)]
+    assert all(piece.queued_s is None and not piece.cached_tokens for piece in pieces[1:])
+    return pieces[0]
+
+
+def test_what_is_told_of_a_prompt_does_not_depend_on_where_it_is_computed() -> None:
+    async def work() -> None:
+        alone = EngineLoop(engine_of(small()))
+        both = HandedOver([EngineLoop(engine_of(small()))], [EngineLoop(engine_of(small()))])
+        for engine in (alone, both):
+            ask = Ask(prompt=PROMPTS[2], sampling=GREEDY)
+            pieces = [await first_of(engine, ask) for _ in range(2)]
+            assert [piece.cached_tokens for piece in pieces] == [0, 16]
+            assert all(piece.queued_s is not None for piece in pieces)
+            await engine.close()
+
+    run(work)
+
+
+def test_answers_whose_likelihoods_are_told_are_handed_over_too() -> None:
+    async def work() -> None:
+        told = Sampling(temperature=0.0, max_tokens=6, logprobs=2)
+        alone, first = EngineLoop(engine_of(small())), EngineLoop(engine_of(small()))
+        both = HandedOver([first], [EngineLoop(engine_of(small()))])
+        ask = Ask(prompt=PROMPTS[2], sampling=told)
+        found = []
+        for engine in (alone, both):
+            likely = [each async for piece in engine.answer(ask) for each in piece.logprobs]
+            found.append(
+                [(each.token, *(token for token, _ in each.top), each.logprob) for each in likely]
+            )
+        assert len(found[0]) == 6
+        assert [each[:-1] for each in found[1]] == [each[:-1] for each in found[0]]
+        logprobs = [[each[-1] for each in one] for one in found]
+        assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-5)
+        assert first.gauges().prompt_tokens == len(PROMPTS[2])
+        await alone.close()
+        await both.close()
+
+    run(work)
+
+
+def test_keys_and_values_that_other_weights_made_are_computed_anew() -> None:
+    async def work() -> None:
+        first, then = (EngineLoop(engine_of(small())) for _ in range(2))
+        first.engine.weights = "old"
+        both = HandedOver([first], [then])
+        assert await all_of(both) == expected()
+        assert then.gauges().prompt_tokens == sum(map(len, PROMPTS))
+        await both.close()
 
     run(work)
 

@@ -217,7 +217,7 @@ def test_an_engine_with_some_of_its_new_weights_answers_nothing(
         started = start_engine(folders[0], settings)
         engine = EngineLoop(started.engine, started.upkeep)
         monkeypatch.setattr(doing, "load", broken)
-        with pytest.raises(doing.HalfRenewed, match="the disk is gone"):
+        with pytest.raises(EngineBroken, match="the disk is gone"):
             await engine.update_weights(str(folders[1]))
         while not engine.ill():
             await asyncio.sleep(0.001)

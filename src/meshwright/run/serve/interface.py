@@ -16,6 +16,8 @@ class Serves(Protocol):
 
     max_length: int
     """Tokens of a prompt with its answer."""
+    embed_length: int
+    """Tokens of a prompt that is embedded."""
 
     def answer(self, ask: Ask, /) -> AsyncIterator[Piece]:
         """Answer; closing the iterator cancels what is left.

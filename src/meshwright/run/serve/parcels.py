@@ -17,16 +17,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Literal, Protocol
+from tempfile import gettempdir
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 from meshwright.errors import MeshwrightError
 
 Way = Literal["shm", "tcp", "nixl"]
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 _LENGTH = struct.Struct("<Q")
 _SECRET_BYTES = 32
 KEPT_S = 120.0
@@ -53,6 +55,12 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     """The token that was drawn behind the prompt."""
     likely: tuple[float, tuple[tuple[int, float], ...]] | None = None
     """How likely that token was, and which were likely in its place; where it was asked."""
+    weights: str = ""
+    """What the weights are called that made them: whoever has others computes the prompt anew."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed anew."""
+    queued_s: float | None = None
+    """Seconds that the ask waited where the prompt was computed, where known."""
 
 
 class Post(Protocol):
@@ -65,54 +73,107 @@ class Post(Protocol):
         """Drop what was not collected."""
 
 
+class _Kept(Generic[_K, _V]):
+    """What waits to be collected; a thread lets go of what nobody collects in time."""
+
+    def __init__(self, drop: Callable[[_K], object] = lambda _: None) -> None:
+        """Keep nothing yet; `drop` is called for what is kept no longer."""
+        self._drop = drop
+        self._there: dict[_K, tuple[_V, float]] = {}
+        self._sweeping: threading.Timer | None = None
+        self.lock = threading.RLock()
+        """For those who look at several things together."""
+
+    def __iter__(self) -> Iterator[_K]:
+        return iter(list(self._there))
+
+    def put(self, key: _K, value: _V) -> None:
+        """Keep a thing."""
+        with self.lock:
+            self._there[key] = value, time.monotonic()
+            self._sweep_in(KEPT_S)
+
+    def take(self, key: _K) -> _V | None:
+        """Return a thing and keep it no longer; None where it is not there."""
+        with self.lock:
+            return self._there.pop(key, (None, 0.0))[0]
+
+    def drop_all(self) -> None:
+        """Keep nothing any more."""
+        with self.lock:
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+                self._sweeping = None
+            there, self._there = self._there, {}
+            for key in there:
+                self._drop(key)
+
+    def _sweep_in(self, wait_s: float) -> None:
+        if self._sweeping is None:
+            self._sweeping = threading.Timer(wait_s, self._sweep)
+            self._sweeping.daemon = True
+            self._sweeping.start()
+
+    def _sweep(self) -> None:
+        with self.lock:
+            now, self._sweeping = time.monotonic(), None
+            for key in [key for key, (_, since) in self._there.items() if now - since >= KEPT_S]:
+                del self._there[key]
+                self._drop(key)
+            if self._there:
+                oldest = min(since for _, since in self._there.values())
+                self._sweep_in(max(0.0, oldest + KEPT_S - now))
+
+
 class SharedMemoryPost:
     """Parcels between processes of one machine."""
 
-    def __init__(self) -> None:
-        root = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self._folder = Path(mkdtemp(prefix="meshwright-parcels-", dir=root))
-        self._kept: dict[Path, float] = {}
-        self._number = 0
+    def __init__(self, folder: str = "") -> None:
+        """Keep them in a folder that is made when there is one to keep; "" takes one of its own."""
+        self._folder = Path(folder or parcels_folder())
+        self._kept: _Kept[Path, None] = _Kept(lambda path: path.unlink(missing_ok=True))
+        self._number, self._closed = 0, False
 
     def send(self, data: bytes | memoryview, *, blocks: int, first: int) -> Parcel:
         """Write bytes into a file that whoever goes on takes away."""
-        self._sweep()
         self._number += 1
         path = self._folder / f"{self._number}"
-        path.write_bytes(data)
-        self._kept[path] = time.monotonic()
+        with self._kept.lock:
+            # Another thread may have closed it: what is sent then is lost, as all else is.
+            if not self._closed:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                path.write_bytes(data)
+                self._kept.put(path, None)
         return Parcel(way="shm", place=str(path), blocks=blocks, size=len(data), first=first)
 
     def close(self) -> None:
         """Drop what was not collected."""
-        for path in self._kept:
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()
+        with self._kept.lock:
+            self._closed = True
+            self._kept.drop_all()
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
 
-    def _sweep(self) -> None:
-        old = time.monotonic() - KEPT_S
-        for path in [path for path, since in self._kept.items() if since < old]:
-            path.unlink(missing_ok=True)
-            del self._kept[path]
+
+def parcels_folder() -> str:
+    """Return where parcels in shared memory may lie: a folder that nobody else has or makes."""
+    root = "/dev/shm" if Path("/dev/shm").is_dir() else gettempdir()
+    return str(Path(root) / f"meshwright-parcels-{secrets.token_hex(8)}")
 
 
 class TcpPost:
     """Parcels between machines; listens on loopback unless told otherwise."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._kept: dict[bytes, tuple[memoryview, float]] = {}
-        self._lock = threading.Lock()
+        self._kept: _Kept[bytes, memoryview] = _Kept()
         self._listening = socket.create_server((host, port))
         self._place = f"{host}:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._serve, name="parcels", daemon=True).start()
 
     def send(self, data: bytes | memoryview, *, blocks: int, first: int) -> Parcel:
         """Keep bytes until somebody who knows their secret fetches them."""
-        secret, old = secrets.token_bytes(_SECRET_BYTES), time.monotonic() - KEPT_S
-        with self._lock:
-            self._kept = {key: kept for key, kept in self._kept.items() if kept[1] >= old}
-            self._kept[secret] = (memoryview(data), time.monotonic())
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        self._kept.put(secret, memoryview(data))
         return Parcel(
             way="tcp", place=self._place, secret=secret.hex(), blocks=blocks, size=len(data),
             first=first,
@@ -123,7 +184,7 @@ class TcpPost:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        self._kept = {}
+        self._kept.drop_all()
 
     def _serve(self) -> None:
         while True:
@@ -137,21 +198,21 @@ class TcpPost:
         with way, contextlib.suppress(OSError):
             way.settimeout(KEPT_S)
             asked = b"".join(_received(way, _SECRET_BYTES))
-            with self._lock:
+            with self._kept.lock:
                 # Compared in constant time, so that secrets cannot be found byte by byte.
                 match = next((key for key in self._kept if hmac.compare_digest(key, asked)), b"")
-                data, _ = self._kept.pop(match, (memoryview(b""), 0.0))
+                data = self._kept.take(match) or memoryview(b"")
             way.sendall(_LENGTH.pack(len(data)))
             way.sendall(data)
 
 
-def post_of(way: Way, host: str = "127.0.0.1") -> Post:
-    """Return what sends parcels one way."""
+def post_of(way: Way, host: str = "127.0.0.1", *, folder: str = "") -> Post:
+    """Return what sends parcels one way; `folder` is where they lie in shared memory."""
     if way == "nixl":
         from meshwright.run.serve.nixl_parcels import NixlPost
 
         return NixlPost()
-    return SharedMemoryPost() if way == "shm" else TcpPost(host)
+    return SharedMemoryPost(folder) if way == "shm" else TcpPost(host)
 
 
 def collect(parcel: Parcel) -> bytearray:

@@ -58,6 +58,7 @@ class Routed(_Changed):
         self.engines, self._block = list(engines), block_tokens
         self.router = Router(len(self.engines), how, block_tokens=block_tokens)
         self.max_length = min(engine.max_length for engine in self.engines)
+        self.embed_length = min(engine.embed_length for engine in self.engines)
         self._together = Together(self.engines, lambda: any(self.router.open), weights)
 
     def answer(self, ask: Ask) -> "Passed":
@@ -116,6 +117,7 @@ class HandedOver(_Changed):
         self._first = Routed(first, how, block_tokens=block_tokens)
         self._then = Routed(then, "least-loaded", block_tokens=block_tokens)
         self.max_length = min(self._first.max_length, self._then.max_length)
+        self.embed_length = self._first.embed_length
         self._open = 0
         """Asks that have not come to their end, also those that are between the two."""
         self._together = Together([*first, *then], self._busy, weights)
@@ -125,10 +127,9 @@ class HandedOver(_Changed):
         if changing := self._together.ill():
             raise EngineBroken(changing)
         # Several answers to one prompt share its blocks only where it is computed, and a parcel
-        # does not tell how likely tokens were.
-        sampling = ask.sampling
-        told = sampling.logprobs is not None or ask.prompt_logprobs is not None
-        split = sampling.n == 1 and not told and not self._first.ill()
+        # does not tell how likely the prompt's tokens were.
+        alone = ask.sampling.n > 1 or ask.prompt_logprobs is not None
+        split = not alone and not self._first.ill()
         self._open += 1
         return Passed(Halves(ask, self._first if split else None, self._then), self._back)
 

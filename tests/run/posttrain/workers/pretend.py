@@ -29,7 +29,7 @@ class Pretend:
     """One life of a worker."""
 
     def __init__(self, number: int, offered: Offered) -> None:
-        self.name, self.ready, self._offered = f"pretend {number}", Ready(64, 64, []), offered
+        self.name, self.ready, self._offered = f"pretend {number}", Ready(64, 64, 64, []), offered
         self._said: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
         self.messages: list[ToWorker] = []
         self.gone = threading.Event()

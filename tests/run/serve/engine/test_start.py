@@ -1,5 +1,8 @@
 """Engines made from folders: on one device or on several, asleep, awake, and with new weights."""
 
+import os
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from meshwright.run.serve.asked import Ask, Grammar, Sampling, Sink
 from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.llm import LLM
+from meshwright.run.serve.model.load import name_of
 from meshwright.spec.serving import Limits
 from tests.run.serve.engine.small import reference
 from tests.run.serve.engine.test_engine import PROMPTS, expected
@@ -99,6 +103,21 @@ def test_new_weights_answer_and_nothing_old_is_found(folder: Path, tmp_path: Pat
     assert found.cached_tokens == 0
 
 
+def test_weights_are_called_by_the_files_they_were_read_from(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    engines = [llm_of(folder), llm_of(folder)]
+    first, other = (llm.engine for llm in engines)
+    assert first.weights == other.weights != ""
+    called = first.weights
+    engines[0].upkeep.update_weights(str(tmp_path))
+    assert first.weights != called
+    engines[0].upkeep.update_weights(str(folder))
+    assert first.weights == called
+    before = name_of(tmp_path)
+    os.utime(tmp_path / "model.safetensors", (1, 1))
+    assert name_of(tmp_path) != before
+
+
 def test_vectors_do_not_depend_on_what_else_is_asked(folder: Path) -> None:
     llm = llm_of(folder)
     alone = llm.upkeep.embed([PROMPTS[3]])
@@ -164,6 +183,21 @@ def test_a_grammar_holds_with_a_draft(tmp_path: Path) -> None:
             assert found.text.isdigit()
             drawn += [found.choices[0].tokens] if seed else []
     assert drawn[0] == drawn[1]
+
+
+def test_an_engine_that_is_closed_leaves_no_thread(tmp_path: Path) -> None:
+    words = trained(digits=True)
+    save(made(msgspec.structs.replace(small().model, vocab=words.get_vocab_size())), tmp_path)
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    llm, before = llm_of(tmp_path), set(threading.enumerate())
+    asked = Sampling(max_tokens=3, grammar=Grammar(kind="regex", text="[0-9]{3,}"))
+    llm.answer([Ask(prompt=PROMPTS[1], sampling=asked)])
+    own = [each for each in set(threading.enumerate()) - before if each.name.startswith("masks")]
+    assert len(own) == 1
+    llm.engine.close()
+    own[0].join(30)
+    assert not own[0].is_alive()
 
 
 def test_drafts_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class PretendEngine:
     """Answers many asks, a byte of each at a step."""
 
     def __init__(self, says: Callable[[Ask, int], str] = parrot, *, max_length: int = 4096) -> None:
-        self.max_length = max_length
+        self.max_length = self.embed_length = max_length
         self.says = says
         self.refuses: Callable[[Ask], bool] | None = None
         self.fails_at = -1

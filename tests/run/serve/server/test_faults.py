@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.server import Served
 from tests.run.serve.server.pretend import PretendEngine
 from tests.run.serve.server.wire import send
@@ -208,6 +209,28 @@ def test_a_fault_of_the_server_is_told_without_its_details(
         assert (got.status, got.error["type"]) == (500, "server_error")
         assert b"secret" not in got.body
     assert failures() == before + 2
+
+
+def test_vectors_of_an_engine_that_breaks_can_be_asked_for_again(
+    served: Served, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(*_: object, **__: object) -> list[list[float]]:
+        raise EngineBroken("the engine's process was ended by SIGKILL")
+
+    monkeypatch.setattr(engine, "embed", breaks)
+    got = send(served.url, "/v1/embeddings", {"input": "a"})
+    assert (got.status, got.error["code"]) == (503, "engine_error")
+    assert "SIGKILL" in got.error["message"]
+
+
+def test_texts_are_embedded_up_to_what_the_engine_says(
+    served: Served, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "embed_length", 8)
+    assert send(served.url, "/v1/embeddings", {"input": [[65] * 8]}).status == 200
+    got = send(served.url, "/v1/embeddings", {"input": [[65] * 9]})
+    assert (got.status, got.error["code"]) == (400, "context_length_exceeded")
+    assert "1 to 8" in got.error["message"]
 
 
 def test_every_error_of_a_type_names_where_it_is(served: Served) -> None:

@@ -2,9 +2,12 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,11 @@ import pytest
 pytest.importorskip("torch", reason="starts the process of an engine")
 
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import Start, framed
 from meshwright.run.serve.worker.launch import EngineProcess, NotStarted
 
-STUCK = "tests.run.serve.worker.stuck"
+STUCK, MORTAL = "tests.run.serve.worker.stuck", "tests.run.serve.worker.mortal"
 START = Start("nowhere", EngineSettings(device="cpu"))
 
 
@@ -30,6 +34,51 @@ def test_an_engine_that_never_gets_ready_is_ended_at_its_deadline(
     assert number is not None
     with pytest.raises(ProcessLookupError):
         os.kill(int(number[1]), 0)
+
+
+@pytest.mark.parametrize("does", ["nothing", "connects"])
+def test_an_engine_that_is_given_up_before_it_is_ready_is_ended(
+    does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUCK", does)
+    given_up = threading.Event()
+    threading.Timer(1, given_up.set).start()
+    began_s = time.monotonic()
+    with pytest.raises(EngineBroken, match=r"process \d+ was given up") as found:
+        EngineProcess(START, STUCK, start_s=60, given_up=given_up)
+    assert time.monotonic() - began_s < 20
+    number = re.search(r"process (\d+)", str(found.value))
+    assert number is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number[1]), 0)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x01\0\0\0\xc1"])
+def test_a_process_that_nobody_can_ask_ends_whatever_goes_wrong_with_it(said: bytes) -> None:
+    process = EngineProcess(START, "tests.run.serve.worker.careless", start_s=120)
+    if said:
+        process.socket.sendall(said)  # a frame that is no message
+    else:
+        process.socket.shutdown(socket.SHUT_RDWR)
+    assert process.last_words() == "the engine's process ended with code 0"
+    process.end()
+
+
+@pytest.mark.parametrize("how", ["is killed", "is ended"])
+def test_parcels_go_with_the_process_that_sent_them(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MORTAL", str(tmp_path / "born"))
+    process = EngineProcess(START, MORTAL, start_s=60)
+    place = Path((tmp_path / "born").read_text())
+    assert place.read_bytes() == b"keys"
+    if how == "is killed":
+        os.kill(process.pid, signal.SIGKILL)
+        assert "SIGKILL" in process.last_words()
+    else:
+        process.end()
+    assert not place.parent.exists()
+    process.end()
 
 
 def test_an_engine_that_nobody_waits_for_any_more_does_not_go_on_starting(

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +22,9 @@ from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.parcels import Parcel, ParcelLost
 from meshwright.run.serve.routed import HandedOver
+from meshwright.run.serve.worker import remote
+from meshwright.run.serve.worker.frames import Start
+from meshwright.run.serve.worker.launch import EngineProcess
 from meshwright.run.serve.worker.remote import RemoteEngine
 from meshwright.spec.serving import Limits
 from tests.run.serve.engine.small import reference
@@ -35,6 +40,13 @@ def folder(tmp_path: Path) -> Path:
     save(small(), tmp_path)
     trained(digits=True).save(str(tmp_path / "tokenizer.json"))
     return tmp_path
+
+
+class Mortal(EngineProcess):
+    """A process without an engine, of which the second one is never ready."""
+
+    def __init__(self, start: Start, **given: Any) -> None:
+        super().__init__(start, "tests.run.serve.worker.mortal", **given)
 
 
 async def heard(engine: RemoteEngine, ask: Ask) -> list[Piece]:
@@ -121,6 +133,31 @@ def test_an_engine_that_comes_back_has_the_weights_it_had(folder: Path, tmp_path
             weight.mul_(1.3)
     save(other, tmp_path / "new")
     asyncio.run(_renewed(folder, tmp_path / "new"))
+
+
+async def _closed_while_another_starts(folder: Path) -> None:
+    engine = RemoteEngine(folder, EngineSettings(device="cpu"))
+    assert engine.ill() == ""
+    await asyncio.sleep(0)
+    os.kill(engine.process.pid, signal.SIGKILL)
+    while engine._starting is None:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(1)
+    assert "another one is starting" in engine.ill()
+    began_s = time.monotonic()
+    await engine.close()
+    assert time.monotonic() - began_s < 20
+
+
+def test_an_engine_is_closed_at_once_also_while_another_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MORTAL", str(tmp_path / "born"))
+    monkeypatch.setattr(remote, "EngineProcess", Mortal)
+    began_s = time.monotonic()
+    asyncio.run(_closed_while_another_starts(tmp_path))
+    # The loop waits for its threads, too.
+    assert time.monotonic() - began_s < 40
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.posttrain.weights.taking import TAKING, Taking, learn, take_version
 from meshwright.run.serve.engine.doing import HalfRenewed
 from meshwright.run.serve.engine.start import Started, start_engine
+from meshwright.run.serve.engine.vectors import Vectors
 from meshwright.run.serve.worker import process
 from meshwright.run.serve.worker.frames import Call, Done, Start
+from meshwright.run.serve.worker.worker import Perform, performer
 
 MODULE = "meshwright.run.posttrain.workers"
 SOURCES, TAKE = "learn what is offered", "take a version"
@@ -29,12 +31,12 @@ class _Worker:
         self._parent = os.getppid()
         self._folder = ""
 
-    def begin(self, first: Start) -> tuple[Started, process.Perform]:
+    def begin(self, first: Start) -> tuple[Started, Perform]:
         """Start an engine whose ranks take versions."""
         started = start_engine(first.source, first.settings, ranks=TAKING)
-        return started, partial(self._perform, started, process.performer(started.upkeep))
+        return started, partial(self._perform, started, performer(started.upkeep))
 
-    def _perform(self, started: Started, others: process.Perform, call: Call) -> Done:
+    def _perform(self, started: Started, others: Perform, call: Call) -> Done | Vectors:
         engine, upkeep = started.engine, started.upkeep
         try:
             if call.what == SOURCES:

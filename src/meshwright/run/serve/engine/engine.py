@@ -33,7 +33,7 @@ from meshwright.run.serve.engine.placing import Drawing, Placing
 from meshwright.run.serve.engine.prompt_telling import PromptTelling, hand_out
 from meshwright.run.serve.engine.runner import Landing
 from meshwright.run.serve.engine.runs import Runs
-from meshwright.run.serve.parcels import Parcel, Post
+from meshwright.run.serve.parcels import Parcel, ParcelLost, Post
 from meshwright.run.serve.sampling.grammar import Grammars
 from meshwright.run.serve.sampling.masks import Masks
 from meshwright.run.serve.sampling.stops import Answer as Following
@@ -85,11 +85,17 @@ class Engine:
         self.batcher = Batcher(
             limits, runner.cache.blocks, shares=shares, guesses=guesses is not None
         )
-        most = runner.cache.blocks * limits.block_tokens + 1
-        self.max_length = min(runner.forward.max_length, most)
+        room = runner.cache.blocks * limits.block_tokens
+        # The last token of an answer is kept nowhere; those of an embedded prompt all are.
+        self.max_length = min(runner.forward.max_length, room + 1)
+        self.embed_length = min(runner.forward.max_length, room)
         self.vocab = runner.forward.decoder.model.vocab
         self.version = 0
         """Of the weights: 0 are those it began with. Prefixes are found under their own alone."""
+        self.weights = ""
+        """What these weights are called by whoever has the same, however often they changed."""
+        self.expected = 0
+        """Things under way outside the batcher, for which weights and cache have to stay."""
         self.unfit = ""
         """Why nothing may be asked, where its weights are parts of two versions."""
         self._placing = Placing(self.batcher, limits.batch_requests)
@@ -108,6 +114,10 @@ class Engine:
         """Take an ask; its pieces go to the sink, in the thread that takes turns.
 
         `brought` are the keys and values of an ask that comes with them.
+
+        Raises:
+            InputError: where it cannot be answered at all.
+            ParcelLost: where other weights made what it comes with.
         """
         self.check(ask)
         sampling, seeded = ask.sampling, ask.sampling.seed is not None
@@ -146,9 +156,11 @@ class Engine:
         self, answer: Answer, parcel: Parcel, brought: bytes | bytearray | None
     ) -> None:
         """Go on where another engine has computed the prompt and drawn a token."""
+        if parcel.weights != self.weights:
+            raise ParcelLost("keys and values came that other weights made")
         sequence = self._sequence(answer)
-        sequence.done = len(answer.ask.prompt)
-        answer.brought = brought
+        sequence.done, sequence.cached = len(answer.ask.prompt), parcel.cached_tokens
+        answer.brought, answer.queued_s = brought, parcel.queued_s
         told = () if parcel.likely is None else (TokenLogprob(parcel.first, *parcel.likely),)
         piece = answer.take((parcel.first,), told)
         self._counts.output_tokens += 1
@@ -234,7 +246,9 @@ class Engine:
         return answer.sequence
 
     def close(self) -> None:
-        """Let go of what others might have collected."""
+        """Let go of what others might have collected, and of threads."""
+        if self._masks is not None:
+            self._masks.close()
         self._handing.close()
 
     # Turns.
@@ -335,7 +349,8 @@ class Engine:
                 # Once for each ask, as it begins: not what is computed anew, nor guesses.
                 self._counts.prompt_tokens += len(answer.ask.prompt)
             if answer.taken is not None:
-                sent = self._handing.send(answer, tokens[place][0], likely.get(place, ()))
+                told_here = likely.get(place, ())
+                sent = self._handing.send(answer, tokens[place][0], self.weights, told_here)
                 self._outbox.append((answer.sink, sent))
                 self._drop(answer)
                 continue

@@ -16,7 +16,7 @@ class Handing:
     """Moves blocks of one engine's cache."""
 
     def __init__(self, cache: PagedCache, post: Post | None) -> None:
-        self._cache, self._post = cache, post
+        self._cache, self._post = cache, post or post_of("shm")
 
     def pack(self, answers: Iterable[Answer]) -> None:
         """Begin to take keys and values out of the blocks of those that others go on with.
@@ -28,18 +28,22 @@ class Handing:
                 rows = self._cache.gather(answer.sequence.blocks[: self._held(answer)])
                 answer.taken = rows.to("cpu", non_blocking=True)
 
-    def send(self, answer: Answer, first: int, told: Sequence[TokenLogprob] = ()) -> Piece:
-        """Post keys and values that are there, with the first token; the answer ends here."""
+    def send(
+        self, answer: Answer, first: int, weights: str, told: Sequence[TokenLogprob] = ()
+    ) -> Piece:
+        """Post keys and values that `weights` made, with the first token; the answer ends here."""
         rows, answer.taken = answer.taken, None
         assert rows is not None, "they were packed with the step"
         if first < 0:
             return answer.fail("the model gave no number for any token")
-        if self._post is None:
-            self._post = post_of("shm")
         parcel = self._post.send(rows.flatten().numpy().data, blocks=len(rows), first=first)
-        if told:
-            likely = (told[0].logprob, told[0].top)
-            parcel = msgspec.structs.replace(parcel, likely=likely)
+        parcel = msgspec.structs.replace(
+            parcel,
+            likely=(told[0].logprob, told[0].top) if told else None,
+            weights=weights,
+            cached_tokens=answer.sequence.cached,
+            queued_s=answer.queued_s,
+        )
         return answer.hand_over(parcel)
 
     def arrived(self, batch: Batch) -> tuple[Arrived, ...]:
@@ -58,8 +62,7 @@ class Handing:
 
     def close(self) -> None:
         """Drop what nobody collected."""
-        if self._post is not None:
-            self._post.close()
+        self._post.close()
 
     def _held(self, answer: Answer) -> int:
         """Count the blocks that a prompt fills."""

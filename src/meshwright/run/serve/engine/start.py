@@ -16,6 +16,7 @@ from meshwright.run.serve.engine.runs import Runs
 from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.model.gguf_file import context_of, is_gguf
+from meshwright.run.serve.model.load import name_of
 from meshwright.run.serve.model.words import Words, load_words
 from meshwright.run.serve.parcels import post_of
 from meshwright.run.serve.sampling.grammar import Grammars
@@ -35,11 +36,16 @@ class Started(NamedTuple):
 
 
 def start_engine(
-    source: str | Path | Model, settings: EngineSettings, *, ranks: Ranks = SERVED
+    source: str | Path | Model,
+    settings: EngineSettings,
+    *,
+    ranks: Ranks = SERVED,
+    parcels_at: str = "",
 ) -> Started:
     """Start an engine for the model at a path, or for a `Model` whose weights are drawn.
 
-    `ranks` is what its ranks can do beside answering.
+    `ranks` is what its ranks can do beside answering; `parcels_at` the folder of its parcels in
+    shared memory, where whoever starts it takes that away when it is gone.
     """
     clock = Clock()
     check_start(source, settings)
@@ -61,8 +67,10 @@ def start_engine(
         reader=None if words is None else words.reader,
         grammars=None if words is None else _grammars(words, runner.forward.decoder.model.vocab),
         guesses=_guesses(runner, settings),
-        post=post_of(settings.parcels) if settings.parcels != "shm" else None,
+        post=post_of(settings.parcels, folder=parcels_at),
     )
+    # Those that are drawn are drawn alike by every engine.
+    engine.weights = "" if isinstance(source, Model) else name_of(source)
     quantised = settings.weights != "model"
     upkeep = Upkeep(engine, do, first=first, quantised=quantised, ranks=settings.tp)
     return Started(engine, upkeep, words, tuple(clock.took))

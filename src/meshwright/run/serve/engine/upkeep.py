@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.engine.doing import Do, Does, HalfRenewed, refuse_new_weights
 from meshwright.run.serve.engine.engine import Engine
+from meshwright.run.serve.engine.vectors import Vectors
+from meshwright.run.serve.model.load import name_of
 from meshwright.run.serve.model.pooling import Pooling
 from meshwright.spec.names import unknown_name
 
@@ -37,11 +39,31 @@ class Upkeep:
         pooling: Pooling = "mean",
         adapter: str | None = None,
     ) -> list[list[float]]:
-        """Return a vector of length one for each prompt, of the model or of one adapter."""
+        """Return a vector of length one for each prompt, of the model or of one adapter.
+
+        Answers under way go on until there is room for it.
+        """
+        vectors = self.vectors(prompts, pooling=pooling, adapter=adapter)
+        try:
+            while not vectors.go_on():
+                self._engine.turn()
+        finally:
+            vectors.leave()
+        return vectors.found
+
+    def vectors(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pooling: Pooling = "mean",
+        adapter: str | None = None,
+    ) -> Vectors:
+        """Return the same as work to go on with between turns, and to leave at its end."""
         for prompt in prompts:
             self._check(prompt)
         slot = -1 if adapter is None else self._slot(adapter)
-        return [self._embedded(prompt, pooling, slot) for prompt in prompts]
+        blank = Do(what="embed", pooling=pooling, adapter=slot)
+        return Vectors(self._engine, self.do, prompts, blank)
 
     def sleep(self, level: int = 1) -> None:
         """Give the memory of the cache back, and of the weights: 1 keeps these in host memory.
@@ -65,7 +87,7 @@ class Upkeep:
             raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
         self.do(Do(what="update", path=folder))
-        self._renewed(self._engine.version + 1)
+        self._renewed(self._engine.version + 1, name_of(folder))
 
     def renew(self, version: int, write: Callable[[], object]) -> None:
         """Let `write` put other weights where the present ones lie, and call them `version`.
@@ -84,10 +106,11 @@ class Upkeep:
             write()
         except Exception as error:
             raise HalfRenewed(f"{self._engine.unfit}: {error}") from error
-        self._renewed(version)
+        self._renewed(version, f"version {version}")
 
-    def _renewed(self, version: int) -> None:
-        self._engine.version, self._engine.unfit = version, ""
+    def _renewed(self, version: int, weights: str) -> None:
+        self._engine.version, self._engine.weights = version, weights
+        self._engine.unfit = ""
         self._engine.forget()
 
     def _slot(self, adapter: str) -> int:
@@ -96,28 +119,8 @@ class Upkeep:
             raise InputError([unknown_name("adapter", adapter, list(names), "adapter")])
         return names[adapter]
 
-    def _embedded(self, prompt: Sequence[int], pooling: Pooling, adapter: int) -> list[float]:
-        engine, pool = self._engine, self._engine.batcher.pool
-        needed = -(-len(prompt) // engine.limits.block_tokens)
-        while needed > pool.spare and not engine.is_idle:
-            engine.turn()
-        pool.promise(needed)
-        blocks = pool.draw(needed)
-        try:
-            return self.do(
-                Do(
-                    what="embed",
-                    prompt=tuple(prompt),
-                    blocks=tuple(blocks),
-                    pooling=pooling,
-                    adapter=adapter,
-                )
-            )
-        finally:
-            pool.release(blocks)
-
     def _check(self, prompt: Sequence[int]) -> None:
-        vocab, most = self._engine.vocab, self._engine.max_length
+        vocab, most = self._engine.vocab, self._engine.embed_length
         if self.asleep:
             raise InputError([Problem("engine", "it sleeps", "wake it")])
         if not prompt or not 0 <= min(prompt) <= max(prompt) < vocab:
@@ -128,6 +131,6 @@ class Upkeep:
             raise InputError([Problem("input", what, "shorten it")])
 
     def _require_idle(self, what: str) -> None:
-        if not self._engine.is_idle:
+        if not self._engine.is_idle or self._engine.expected:
             said = f"cannot {what} while answers are under way"
             raise InputError([Problem("engine", said, "wait for them, or cancel them")])

@@ -1,5 +1,6 @@
 """`load_served`: a decoder with its weights, from a Hugging Face folder or a GGUF file."""
 
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from meshwright.run.nn.huggingface import load
 from meshwright.run.serve.model.gguf_file import is_gguf
 from meshwright.run.serve.model.gguf_weights import load_gguf
 from meshwright.spec.model.huggingface import load_config
+
+_WEIGHTS = {".bin", ".gguf", ".safetensors"}
 
 
 def load_served(
@@ -26,6 +29,18 @@ def load_served(
     model = load_config(path)
     decoder = build(model, device="meta", dtype=dtype, options=Options(multi_token=False))
     return load(decoder, path, device=device).eval().requires_grad_(False)
+
+
+def name_of(path: str | Path) -> str:
+    """Return what tells the weights at a path from all others of this machine.
+
+    It is made of which files there are and when each was written: none of them is read.
+    """
+    path = Path(path).resolve()
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    kept = [(each, each.stat()) for each in files if each.suffix in _WEIGHTS]
+    told = "\n".join(f"{each} {about.st_size} {about.st_mtime_ns}" for each, about in kept)
+    return blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def installed_model() -> Path | None:

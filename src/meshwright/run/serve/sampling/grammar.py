@@ -44,11 +44,6 @@ class Guide:
         """Whether nothing but an end of text can follow."""
         return bool(self.matcher.is_stopped())
 
-    @property
-    def complete(self) -> bool:
-        """Whether the answer may end here."""
-        return bool(self.matcher.is_accepting())
-
     def advance(self, tokens: Sequence[int]) -> int:
         """Go on with tokens of the answer, ends of text too; return how many came before its end.
 
@@ -69,11 +64,6 @@ class Guide:
         """
         text = list(takewhile(lambda token: token not in self._eos, tokens))
         return int(self.matcher.validate_tokens(text))
-
-    def back(self, tokens: int) -> None:
-        """Take the last tokens back, where proposals were not taken."""
-        if tokens and not self.matcher.rollback(tokens):
-            raise ValueError(f"the answer has fewer than {tokens} tokens")
 
 
 class Grammars:

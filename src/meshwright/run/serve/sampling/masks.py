@@ -60,7 +60,7 @@ class Masks:
 
     def close(self) -> None:
         """Let the worker end."""
-        self._worker.shutdown()
+        self._worker.shutdown(wait=False)
 
     def _made(self, guides: list[tuple[int, "Guide", Sequence[int]]], lines: int) -> torch.Tensor:
         from llguidance import LLExecutor

@@ -4,11 +4,11 @@ import base64
 import struct
 from collections.abc import Sequence
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.run.serve.server.asking import adapter_of, named_model, prompts_of
 from meshwright.run.serve.server.bodies import EmbeddingBody
 from meshwright.run.serve.server.desk import Answer, Desk
-from meshwright.run.serve.server.faults import impossible, refused
+from meshwright.run.serve.server.faults import Fault, impossible, refused
 from meshwright.run.serve.server.replies import Embedding, Embeddings, EmbeddingUsage
 from meshwright.run.serve.server.streams import encode
 from meshwright.run.serve.server.traffic import Call
@@ -21,7 +21,7 @@ async def embed(desk: Desk, body: EmbeddingBody, call: Call) -> Answer:
     if body.dimensions is not None:
         raise refused("`dimensions` is not offered: vectors come whole", "dimensions")
     prompts = await prompts_of(body.input, desk.words, param="input", most=settings.prompts)
-    most = min(desk.engine.max_length, settings.prompt_tokens or desk.engine.max_length)
+    most = min(desk.engine.embed_length, settings.prompt_tokens or desk.engine.embed_length)
     for at, prompt in enumerate(prompts):
         if not 0 < len(prompt) <= most:
             raise refused(
@@ -37,8 +37,8 @@ async def embed(desk: Desk, body: EmbeddingBody, call: Call) -> Answer:
         vectors = await desk.engine.embed(prompts, adapter=adapter_of(model, settings))
     except InputError as error:
         raise impossible(error, "input") from None
-    except NotImplementedError:
-        raise refused("This model makes no embeddings", "model") from None
+    except MeshwrightError as error:
+        raise Fault(503, str(error), code="engine_error") from None
     finally:
         desk.traffic.abandoned()
     packed = body.encoding_format == "base64"

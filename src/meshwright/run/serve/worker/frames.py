@@ -21,6 +21,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """Of torch on a processor; None leaves it as it is."""
     whole: bool = False
     """Send an answer when it has ended, in one piece."""
+    parcels_at: str = ""
+    """The folder of its parcels in shared memory, which whoever starts it takes away."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="ask"):
@@ -37,7 +39,7 @@ class Several(msgspec.Struct, frozen=True, tag="several"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for an answer any more."""
+    """Nobody waits for an answer any more, or for vectors."""
 
     number: int
 
@@ -61,6 +63,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes asks."""
 
     max_length: int
+    embed_length: int
     room: int
     """Tokens whose keys and values fit."""
     took: list[tuple[str, float]]
@@ -76,6 +79,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Where, what, and a fix."""
     lost: str = ""
     """Why keys and values that came with an ask did not arrive, where that is it."""
+    failed: str = ""
+    """What went wrong with it in the engine, where it is not to blame itself."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

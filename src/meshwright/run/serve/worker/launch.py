@@ -2,18 +2,23 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.parcels import parcels_folder
 from meshwright.run.serve.worker.frames import Ready, Refused, Start, framed, from_worker
 
 START_S = 1800.0
@@ -35,13 +40,17 @@ class EngineProcess:
         module: str = "meshwright.run.serve.worker",
         *,
         start_s: float = START_S,
+        given_up: threading.Event | None = None,
     ) -> None:
         """Start it, and wait until the engine is ready; raises what keeps it from that.
 
         `module` is what runs there: it calls `process.main`. What is not ready after `start_s`
-        seconds is ended.
+        seconds is ended, and so is what is not when it is `given_up`.
         """
         self._start_s, self._until_s = start_s, time.monotonic() + start_s
+        self._given_up = given_up or threading.Event()
+        self._parcels_at = parcels_folder()
+        start = msgspec.structs.replace(start, parcels_at=self._parcels_at)
         self.frames = Frames()
         """What came behind the first message, for whoever goes on listening."""
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
@@ -60,8 +69,9 @@ class EngineProcess:
                 self._kill()
                 raise
         try:
-            self.socket.settimeout(self._left_s())
+            self.socket.settimeout(start_s)
             self.socket.sendall(framed(start))
+            self.socket.settimeout(_POLL_S)
             self.ready = self._wait()
         except TimeoutError:
             self.end()
@@ -85,12 +95,14 @@ class EngineProcess:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._kill()
+        self._clear()
 
     def last_words(self) -> str:
         """Say how it ended."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(_END_S)
+            self._clear()
         if code is not None and code < 0:
             return f"the engine's process was ended by {signal.Signals(-code).name}"
         return f"the engine's process ended{'' if code is None else f' with code {code}'}"
@@ -101,8 +113,7 @@ class EngineProcess:
                 return listening.accept()[0]
             if self._process.poll() is not None:
                 raise EngineBroken(self.last_words())
-            if time.monotonic() > self._until_s:
-                raise self._late()
+            self._check_wanted()
 
     def _wait(self) -> Ready:
         for body in self._bodies():
@@ -114,13 +125,23 @@ class EngineProcess:
         raise EngineBroken(self.last_words())
 
     def _bodies(self) -> Iterator[bytes]:
-        while data := self.socket.recv(1 << 16):
+        data = b""
+        while True:
+            try:
+                data = self.socket.recv(1 << 16)
+            except TimeoutError:
+                self._check_wanted()
+                continue
+            if not data:
+                return
             yield from self.frames.add(data)
-            self.socket.settimeout(self._left_s())
 
-    def _left_s(self) -> float:
-        # With nothing left a socket would not wait for what is there already.
-        return max(0.001, self._until_s - time.monotonic())
+    def _check_wanted(self) -> None:
+        """Raise where nobody waits any longer."""
+        if self._given_up.is_set():
+            raise EngineBroken(f"the engine's process {self.pid} was given up before it was ready")
+        if time.monotonic() > self._until_s:
+            raise self._late()
 
     def _late(self) -> NotStarted:
         what = f"the engine's process {self.pid} was not ready within {self._start_s:g} s"
@@ -134,3 +155,7 @@ class EngineProcess:
         # One that is stuck in a driver ends when the driver lets it; nobody waits for that.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
+
+    def _clear(self) -> None:
+        """Take parcels away that a process which was killed has left in shared memory."""
+        shutil.rmtree(self._parcels_at, ignore_errors=True)

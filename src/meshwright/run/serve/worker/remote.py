@@ -7,27 +7,21 @@ started; until it is ready the server is not healthy, and new asks are refused.
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.run.serve.asked import Ask, Gauges
+from meshwright.errors import MeshwrightError
+from meshwright.run.serve.asked import Gauges
 from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken
-from meshwright.run.serve.parcels import ParcelLost
+from meshwright.run.serve.worker.caller import Caller
 from meshwright.run.serve.worker.frames import (
-    Answered,
-    Asked,
     Beat,
     Call,
-    Cancel,
     Done,
     FromWorker,
-    Ready,
-    Refused,
     Start,
     ToWorker,
     framed,
@@ -42,7 +36,7 @@ _RESTARTS, _WITHIN_S = 3, 300.0
 """An engine that dies more often in so long is given up."""
 
 
-class RemoteEngine:
+class RemoteEngine(Caller):
     """Serves with an engine elsewhere on this machine, for one event loop: the first that asks."""
 
     def __init__(
@@ -58,18 +52,18 @@ class RemoteEngine:
 
         On a processor it computes with so many `threads`; None takes what torch takes.
         """
+        super().__init__()
         start = Start(str(path), settings, threads=threads)
-        self._launch = partial(EngineProcess, start, start_s=start_s)
+        self._closed = threading.Event()
+        self._launch = partial(EngineProcess, start, start_s=start_s, given_up=self._closed)
+        self._starting: asyncio.Task[EngineProcess] | None = None
         self._stuck_s = stuck_s
         self.process = self._launch()
         self.ready = self.process.ready
-        self.max_length = self.ready.max_length
+        self.max_length, self.embed_length = self.ready.max_length, self.ready.embed_length
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
-        self._open: dict[int, Inbox] = {}
-        self._calls: dict[int, asyncio.Future[Done]] = {}
         self._unsent: list[ToWorker] = []
-        self._number = 0
         self._gauges, self._heard_s = Gauges(), time.monotonic()
         self._before = Gauges()
         """What processes that ended had counted, as far as they were heard."""
@@ -82,41 +76,14 @@ class RemoteEngine:
         self._stale = ""
         """Why a process that was started again has not got these weights."""
 
-    def answer(self, ask: Ask) -> Inbox:
-        """Answer; closing what is returned cancels what is left."""
-        number = self._next_number()
-
-        def give_up() -> None:
-            self._open.pop(number, None)
-            if not self._why:
-                self._send(Cancel(number))
-
-        inbox = Inbox(ask.sampling.n, give_up)
-        try:
-            self._require()
-        except EngineBroken as error:
-            inbox.refuse(error)
-            return inbox
-        self._open[number] = inbox
-        self._send(Asked(number, ask))
-        return inbox
-
-    async def embed(
-        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
-    ) -> list[list[float]]:
-        """Return a vector of length one for each prompt."""
-        number = self._next_number()
-        done = await self._call(Call(number, "embed", prompts=list(prompts), adapter=adapter))
-        return done.vectors
-
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
-        await self._call(Call(self._next_number(), "sleep", level=level))
+        await super().sleep(level)
         self._asleep = True
 
     async def wake(self) -> None:
         """Take the memory again."""
-        await self._call(Call(self._next_number(), "wake"))
+        await super().wake()
         self._asleep = False
 
     def asleep(self) -> bool:
@@ -125,7 +92,7 @@ class RemoteEngine:
 
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""
-        await self._call(Call(self._next_number(), "update_weights", path=path))
+        await super().update_weights(path)
         self._renewed, self._stale = path, ""
 
     def gauges(self) -> Gauges:
@@ -143,11 +110,16 @@ class RemoteEngine:
         return ""
 
     async def close(self) -> None:
-        """End the process; answers under way end with an error."""
+        """End the process, also one that starts; answers under way end with an error."""
+        self._closed.set()
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         self._fail("the engine was closed")
+        if self._starting is not None:
+            (begun,) = await asyncio.gather(self._starting, return_exceptions=True)
+            if isinstance(begun, EngineProcess):
+                self.process = begun
         await asyncio.to_thread(self.process.end)
 
     # The process.
@@ -171,8 +143,10 @@ class RemoteEngine:
                 return
             LOG.warning(self._why)
             await asyncio.sleep(0.1 * 4 ** len(self._deaths))
+            self._starting = asyncio.create_task(asyncio.to_thread(self._launch))
             try:
-                self.process = await asyncio.to_thread(self._launch)
+                # Who closes waits until it has been ended, or is there to be ended.
+                self.process = await asyncio.shield(self._starting)
             except MeshwrightError as error:
                 self._why = f"{why}, and another one cannot be started: {error}"
                 LOG.error(self._why)
@@ -213,45 +187,14 @@ class RemoteEngine:
         self._begun(call).add_done_callback(settled)
 
     def _hear(self, message: FromWorker) -> None:
-        match message:
-            case Answered(pieces):
-                for number, piece in pieces:
-                    if (inbox := self._open.get(number)) is not None:
-                        inbox.put(piece)
-                        if inbox.whole:
-                            del self._open[number]
-            case Beat(gauges):
-                self._gauges = gauges
-            case Ready():
-                pass
-            case Done(number):
-                self._settle(number, lambda call: call.set_result(message))
-            case Refused(number, problems, lost):
-                error = ParcelLost(lost) if lost else _wrong(problems)
-                if (inbox := self._open.pop(number, None)) is not None:
-                    inbox.refuse(error)
-                self._settle(number, lambda call: call.set_exception(error))
+        if isinstance(message, Beat):
+            self._gauges = message.gauges
+        else:
+            super()._hear(message)
 
-    def _settle(self, number: int, how: Callable[["asyncio.Future[Done]"], None]) -> None:
-        call = self._calls.pop(number, None)
-        if call is not None and not call.done():
-            how(call)
-
-    async def _call(self, call: Call) -> Done:
+    def _require(self, what: str, /) -> None:
         # New weights mend an engine whose last ones are gone.
-        if self._why or call.what != "update_weights":
-            self._require()
-        self._listen()
-        return await self._begun(call)
-
-    def _begun(self, call: Call) -> "asyncio.Future[Done]":
-        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._calls[call.number] = done
-        self._send(call)
-        return done
-
-    def _require(self) -> None:
-        if self._why or self._stale:
+        if self._why or (self._stale and what != "update_weights"):
             raise EngineBroken(self._why or self._stale)
         self._listen()
 
@@ -261,20 +204,6 @@ class RemoteEngine:
         elif not self._writer.is_closing():
             self._writer.write(framed(message))
 
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
-
     def _fail(self, why: str) -> None:
         self._why, self._unsent = why, []
-        under_way, self._open = self._open, {}
-        for inbox in under_way.values():
-            inbox.break_off(why)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(EngineBroken(why))
-        self._calls.clear()
-
-
-def _wrong(problems: list[tuple[str, str, str]]) -> InputError:
-    return InputError([Problem(*each) for each in problems])
+        super()._fail(why)

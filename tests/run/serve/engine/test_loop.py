@@ -1,0 +1,299 @@
+"""What one asks of an engine in a thread harms nobody else, and nobody waits for ever."""
+
+import asyncio
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+from msgspec.structs import replace
+
+from meshwright.errors import InputError
+from meshwright.run.serve.asked import Ask, Sampling
+from meshwright.run.serve.engine.doing import Do, Doer
+from meshwright.run.serve.engine.loop import EngineLoop
+from meshwright.run.serve.engine.runner import Runner
+from meshwright.run.serve.engine.upkeep import Upkeep
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.parcels import Parcel
+from tests.run.serve.engine.small import engine_of
+from tests.run.serve.engine.test_engine import PROMPTS, expected
+from tests.run.serve.model.small import small
+
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+LONG = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+def made(**given: Any) -> EngineLoop:
+    engine = engine_of(small(), **given)
+    assert isinstance(engine.runner, Runner)
+    doer = Doer(engine.runner, graphs=False, batch_tokens=24, rows=8)
+    return EngineLoop(engine, Upkeep(engine, doer))
+
+
+async def tokens_of(loop: EngineLoop, ask: Ask) -> list[int]:
+    return [token async for piece in loop.answer(ask) for token in piece.tokens]
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await asyncio.wait_for(work(), 60)
+
+    asyncio.run(whole())
+
+
+class SlowSender:
+    """Has the keys and values of a prompt, and sends none before it is let."""
+
+    def __init__(self, loop: EngineLoop, prompt: tuple[int, ...]) -> None:
+        cache = loop.engine.runner.cache
+        blocks = -(-len(prompt) // cache.block_tokens)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.let, self.asked = threading.Event(), threading.Event()
+        self.parcel = Parcel(
+            way="tcp",
+            place=f"127.0.0.1:{self._listening.getsockname()[1]}",
+            secret="00" * 32,
+            blocks=blocks,
+            size=blocks * cache.block_bytes,
+            first=1,
+        )
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        way, _ = self._listening.accept()
+        with way, self._listening:
+            self.asked.set()
+            self.let.wait(60)
+            way.sendall(struct.pack("<Q", self.parcel.size) + bytes(self.parcel.size))
+
+
+def test_an_ask_that_crosses_a_sleep_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        loop = made()
+        ask, turn = Ask(prompt=PROMPTS[1], sampling=GREEDY), loop.engine.turn
+        stepping, goes_on = threading.Event(), threading.Event()
+
+        def slow() -> bool:
+            stepping.set()
+            goes_on.wait(30)
+            return turn()
+
+        monkeypatch.setattr(loop.engine, "turn", slow)
+        waking = asyncio.ensure_future(loop.wake())
+        await asyncio.to_thread(stepping.wait, 30)
+        sleeping = asyncio.ensure_future(loop.sleep(1))
+        await asyncio.sleep(0)
+        crossing = loop.answer(ask)
+        goes_on.set()
+        with pytest.raises(InputError, match="it sleeps"):
+            await anext(crossing)
+        await asyncio.gather(waking, sleeping)
+        assert loop.ill() == ""
+        await loop.wake()
+        assert await tokens_of(loop, ask) == expected()[1]
+        await loop.close()
+
+    run(work)
+
+
+def test_an_engine_that_waits_for_keys_and_values_neither_sleeps_nor_changes() -> None:
+    async def work() -> None:
+        loop = made()
+        sender = SlowSender(loop, PROMPTS[1])
+        inbox = loop.answer(Ask(prompt=PROMPTS[1], sampling=GREEDY, brought=sender.parcel))
+        await asyncio.to_thread(sender.asked.wait, 30)
+        for change in (loop.sleep(1), loop.update_weights("elsewhere")):
+            with pytest.raises(InputError, match="while answers are under way"):
+                await change
+        sender.let.set()
+        assert len([token async for piece in inbox for token in piece.tokens]) == 12
+        await loop.sleep(1)
+        await loop.close()
+
+    run(work)
+
+
+def test_keys_and_values_that_nobody_waits_for_any_more_are_left() -> None:
+    async def work() -> None:
+        loop = made()
+        sender = SlowSender(loop, PROMPTS[1])
+        inbox = loop.answer(Ask(prompt=PROMPTS[1], sampling=GREEDY, brought=sender.parcel))
+        await asyncio.to_thread(sender.asked.wait, 30)
+        await inbox.aclose()
+        sender.let.set()
+        await loop.sleep(1)
+        await loop.wake()
+        await asyncio.sleep(0.1)
+        assert loop.gauges().output_tokens == 0
+        assert (loop.ill(), loop.engine.expected) == ("", 0)
+        await loop.close()
+
+    run(work)
+
+
+@pytest.mark.parametrize("end", ["breaks", "is closed"])
+def test_whatever_waits_when_an_engine_ends_is_told_so(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        loop = made()
+        stepping, goes_on = threading.Event(), threading.Event()
+
+        def stuck() -> bool:
+            stepping.set()
+            goes_on.wait(30)
+            if end == "breaks":
+                raise RuntimeError("the device is gone")
+            return False
+
+        monkeypatch.setattr(loop.engine, "turn", stuck)
+        inbox = loop.answer(Ask(prompt=PROMPTS[1], sampling=GREEDY))
+        await asyncio.to_thread(stepping.wait, 30)
+        waiting = [
+            asyncio.ensure_future(each)
+            for each in (loop.embed([PROMPTS[1]]), loop.sleep(1), loop.wake())
+        ]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(loop.close()) if end == "is closed" else None
+        await asyncio.sleep(0)
+        goes_on.set()
+        why = "device is gone" if end == "breaks" else "was closed"
+        for each in waiting:
+            with pytest.raises(EngineBroken, match=why):
+                await each
+        assert [piece.finish async for piece in inbox] == ["error"]
+        await (closing or loop.close())
+
+    run(work)
+
+
+def test_prompts_longer_than_the_cache_are_not_embedded() -> None:
+    async def work() -> None:
+        loop = made(blocks=8)
+        assert (loop.max_length, loop.embed_length) == (33, 32)
+        (vector,) = await loop.embed([PROMPTS[3][:1] * 32])
+        assert sum(each * each for each in vector) == pytest.approx(1)
+        with pytest.raises(InputError, match="at most 32"):
+            await loop.embed([PROMPTS[3][:1] * 33])
+        await loop.close()
+
+    run(work)
+
+
+def test_vectors_wait_for_those_who_run_and_not_for_those_who_wait() -> None:
+    async def work() -> None:
+        loop = made(blocks=16, batch_requests=4, prefix_cache=False)
+        alone = await made().embed([PROMPTS[3] + PROMPTS[5]])
+        inboxes = [loop.answer(Ask(prompt=PROMPTS[1], sampling=LONG)) for _ in range(12)]
+        heard: list[list[int]] = [[] for _ in inboxes]
+
+        async def listen(at: int) -> None:
+            async for piece in inboxes[at]:
+                heard[at] += piece.tokens
+
+        listening = [asyncio.ensure_future(listen(at)) for at in range(len(inboxes))]
+        while not heard[0]:
+            await asyncio.sleep(0.001)
+        before = len(heard[0])
+        # 14 of 16 blocks: as long as others are let in, they are never free together.
+        vectors = await loop.embed([PROMPTS[3] + PROMPTS[5]])
+        assert vectors[0] == pytest.approx(alone[0], abs=1e-5)
+        assert before < len(heard[0]), "answers came while it waited"
+        assert sum(len(each) == 40 for each in heard) <= 4, "most had not even begun"
+        await asyncio.gather(*listening)
+        assert heard == [expected([PROMPTS[1]], 40)[0]] * 12
+        assert loop.gauges().kv_usage == 0
+        await loop.close()
+
+    run(work)
+
+
+def test_others_are_asked_and_cancelled_while_vectors_wait() -> None:
+    async def work() -> None:
+        loop = made(blocks=16, prefix_cache=False)
+        running = loop.answer(Ask(prompt=PROMPTS[4], sampling=replace(LONG, max_tokens=56)))
+        await anext(running)
+        waiting = asyncio.ensure_future(loop.embed([PROMPTS[3] * 2]))
+        await asyncio.sleep(0)
+        behind = asyncio.ensure_future(tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY)))
+        await asyncio.sleep(0)
+        await running.aclose()
+        assert len((await waiting)[0]) == 32
+        assert await behind == expected()[1]
+        assert loop.gauges().output_tokens < 56 + 12
+        await loop.close()
+
+    run(work)
+
+
+def test_vectors_that_nobody_waits_for_any_more_give_their_room_back() -> None:
+    async def work() -> None:
+        loop = made(blocks=16, prefix_cache=False)
+        running = loop.answer(Ask(prompt=PROMPTS[4], sampling=replace(LONG, max_tokens=40)))
+        await anext(running)
+        waiting = asyncio.ensure_future(loop.embed([PROMPTS[3] * 2]))
+        await asyncio.sleep(0)
+        behind = asyncio.ensure_future(tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert await behind == expected()[1]
+        await running.aclose()
+        while loop.gauges().running:
+            await asyncio.sleep(0.001)
+        assert (loop.gauges().kv_usage, loop.engine.expected) == (0, 0)
+        await loop.close()
+
+    run(work)
+
+
+def test_what_goes_wrong_with_one_prompt_harms_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        loop = made()
+        assert loop._upkeep is not None
+        doer = loop._upkeep.do
+
+        def broken(do: Do) -> list[float]:
+            if do.prompt == PROMPTS[0]:
+                raise RuntimeError("out of memory")
+            return doer(do)
+
+        loop._upkeep.do = broken
+        with pytest.raises(EngineBroken, match=r"failed at it \(RuntimeError\); its log"):
+            await loop.embed([PROMPTS[1], PROMPTS[0]])
+        assert loop.ill() == ""
+        assert len(await loop.embed([PROMPTS[1]])) == 1
+        assert await tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY)) == expected()[1]
+        assert loop.gauges().kv_usage == 0
+        await loop.close()
+
+    with caplog.at_level(logging.ERROR):
+        run(work)
+    assert "out of memory" in caplog.text
+
+
+def test_what_goes_wrong_with_one_ask_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        loop = made()
+        check = loop.engine.check
+
+        def broken(ask: Ask) -> None:
+            if ask.tenant == "odd":
+                raise KeyError("what nobody thought of")
+            check(ask)
+
+        monkeypatch.setattr(loop.engine, "check", broken)
+        with pytest.raises(EngineBroken, match=r"failed at it \(KeyError\)"):
+            await tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY, tenant="odd"))
+        assert await tokens_of(loop, Ask(prompt=PROMPTS[1], sampling=GREEDY)) == expected()[1]
+        await loop.close()
+
+    run(work)
