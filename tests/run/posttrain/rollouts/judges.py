@@ -69,6 +69,10 @@ def not_a_number(job: Job) -> float:
     return float("nan")
 
 
+def huge(job: Job) -> float:
+    return 1e39
+
+
 def surroundings(job: Job) -> tuple[float, str]:
     return 1.0, repr(
         (dict(os.environ), [str(each) for each in Path("/proc/self/fd").iterdir()], str(Path.cwd()))

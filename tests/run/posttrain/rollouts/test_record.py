@@ -107,6 +107,8 @@ def turn_of(**changed: Any) -> Turn:
         ({"turns": (turn_of(logprobs=(0.5,)),)}, "no finite numbers up to 0"),
         ({"prompt": ()}, "holds no token"),
         ({"rewards": (RewardPart(name="r", value=float("inf")),)}, "reward r: inf × 1.0 is no"),
+        ({"rewards": (RewardPart(name="r", value=1e39),)}, r"reward r: 1e\+39 × 1.0 is no"),
+        ({"rewards": (RewardPart(name="r", value=3e38),) * 2}, r"parts add up to 6e\+38, which"),
     ],
 )
 def test_what_would_spoil_training_is_not_recorded(changed: Any, message: str) -> None:
