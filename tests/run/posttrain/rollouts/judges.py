@@ -35,6 +35,12 @@ def raises(job: Job) -> float:
     raise RuntimeError("no such answer")
 
 
+def serves(job: Job) -> float:
+    if Path(job["down"]).exists():
+        raise RuntimeError("service down")
+    return 2.0 * float(job["number"])
+
+
 def leaves(job: Job) -> float:
     sys.exit(3)
 
