@@ -145,4 +145,4 @@ def _rows(words: Tensor) -> Tensor:
 def _fold(words: Tensor) -> None:
     """Put w ^ (w >>> 32) in the place of every word; torch's own shift copies the sign."""
     halves = words.view(torch.int32)
-    halves[:, ::2] ^= halves[:, 1::2]
+    halves[:, ::2].bitwise_xor_(halves[:, 1::2])
