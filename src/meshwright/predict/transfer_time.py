@@ -15,9 +15,9 @@ from meshwright.predict.network.placement import placement
 from meshwright.predict.network.tuning import Op
 from meshwright.spec.cluster import Cluster
 
-_SEAL_PASSES = 5
-"""How often a seal's sums go over a parcel: a sum, products with places (which read two and write
-one), and the sum of those."""
+_SEAL_PASSES = 10
+"""How often a seal goes over a parcel: four times it mixes what it reads and writes it, twice it
+sums."""
 
 
 class TransferTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,8 @@ class _Judged:
     name, waits, vocab, max_tokens, stop_tokens = "judged", False, 14, 3, (11,)
 
     def __init__(self, verifier: str, job: dict[str, Any], bad: range) -> None:
-        self.verifiers = (f"{_JUDGES}:{verifier}", f"{_JUDGES}:double")
+        mine = verifier if ":" in verifier else f"{_JUDGES}:{verifier}"
+        self.verifiers = (mine, f"{_JUDGES}:double")
         self._job, self._bad = job, bad
 
     def reset(self, prompt: int, /) -> _Asked:

@@ -22,8 +22,8 @@ class Stuck:
     def __init__(self, let_go: threading.Event) -> None:
         self.busy, self._let_go, self.begun = False, let_go, threading.Event()
 
-    def begin(self, keys: Any, version: int) -> None:
-        del keys, version
+    def begin(self, keys: Any, version: int, known: Any) -> None:
+        del keys, version, known
         self.busy = True
 
     def turn(self) -> list[Any]:
@@ -42,7 +42,7 @@ def test_a_turn_that_does_not_end_keeps_nobody(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_thread, "Stream", lambda _: stream)
     sampling: Any = SimpleNamespace(device=torch.device("cpu"), generator=None, looks=0)
     engine = EngineThread(sampling, Spans(), stall_s=0.01)
-    engine.begin([Key(0, 0, 0)], 0)
+    engine.begin([Key(0, 0, 0)], 0, {})
     assert stream.begun.wait(10)
     with pytest.raises(EngineStuck, match=r"within 0\.01 s: raise stall_s"):
         engine.close()

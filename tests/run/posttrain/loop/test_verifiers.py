@@ -50,6 +50,12 @@ def test_answers_that_nobody_judged_are_left_out() -> None:
     assert any("4 × time-out" in line for line in outcome.notes)
 
 
+def test_a_score_beyond_all_rewards_costs_its_own_answer() -> None:
+    outcome = run(settings(task=task("huge", bad=1), warm_up=WarmUpSettings(), steps=2))
+    assert [row["unjudged"] for row in outcome.rows] == [4, 0]
+    assert any("its score is 1e+39" in line for line in outcome.notes)
+
+
 def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
     given = task("dies_once", bad=2, mark=str(tmp_path / "died"))
     outcome = run(settings(task=given, warm_up=WarmUpSettings(), steps=2))

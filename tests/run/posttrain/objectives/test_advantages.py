@@ -65,6 +65,16 @@ def test_equal_rewards_give_exactly_nothing() -> None:
     assert not advantages.informative(reward, group).any()
 
 
+@pytest.mark.parametrize("scale", [3e30, 1.5e38, 1e-25])
+def test_rewards_of_any_size_have_the_scores_of_their_order(scale: float) -> None:
+    group = torch.tensor([0, 0, 0, 1, 1])
+    reward = torch.tensor([1.0, -1.0, 2.0, 1.0, 0.0])
+    wanted = advantages.z_scored(reward.double(), group, epsilon=0.0).float()
+    found = advantages.z_scored(reward * scale, group, epsilon=0.0)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted)
+
+
 def test_filter_keeps_whole_groups_that_differ() -> None:
     reward = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     group = torch.tensor([5, 9, 5, 9, 7, 7])

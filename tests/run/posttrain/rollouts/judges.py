@@ -35,6 +35,12 @@ def raises(job: Job) -> float:
     raise RuntimeError("no such answer")
 
 
+def serves(job: Job) -> float:
+    if Path(job["down"]).exists():
+        raise RuntimeError("service down")
+    return 2.0 * float(job["number"])
+
+
 def leaves(job: Job) -> float:
     sys.exit(3)
 
@@ -67,6 +73,10 @@ def writes(job: Job) -> float:
 
 def not_a_number(job: Job) -> float:
     return float("nan")
+
+
+def huge(job: Job) -> float:
+    return 1e39
 
 
 def surroundings(job: Job) -> tuple[float, str]:

@@ -107,6 +107,8 @@ def turn_of(**changed: Any) -> Turn:
         ({"turns": (turn_of(logprobs=(0.5,)),)}, "no finite numbers up to 0"),
         ({"prompt": ()}, "holds no token"),
         ({"rewards": (RewardPart(name="r", value=float("inf")),)}, "reward r: inf × 1.0 is no"),
+        ({"rewards": (RewardPart(name="r", value=1e39),)}, r"reward r: 1e\+39 × 1.0 is no"),
+        ({"rewards": (RewardPart(name="r", value=3e38),) * 2}, r"parts add up to 6e\+38, which"),
     ],
 )
 def test_what_would_spoil_training_is_not_recorded(changed: Any, message: str) -> None:
@@ -158,6 +160,49 @@ def test_a_log_takes_neither_doubles_nor_another_origin(tmp_path: Path) -> None:
     path.write_bytes(data + data.split(b"\n")[1] + b"\n")
     with pytest.raises(InputError, match=r'has {"step":1,"prompt":2,"sample":0} twice'):
         read_rollouts(path)
+
+
+def test_what_changes_no_token_is_no_other_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, model = tmp_path / "rollouts.jsonl", tmp_path / "model"
+    RolloutLog(path, msgspec.structs.replace(ORIGIN, model="model")).close()
+    later = Drawing(stop_tokens=(1,), step_s=9.0, threads=1)
+    with RolloutLog(path, msgspec.structs.replace(ORIGIN, model=str(model), drawing=later)) as log:
+        log.add(rollout())
+    with pytest.raises(InputError, match=r"another origin \(model\)"):
+        RolloutLog(path, msgspec.structs.replace(ORIGIN, model="other"))
+
+
+def test_verifiers_may_change_where_that_is_said_and_are_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    with RolloutLog(path, ORIGIN) as log:
+        log.add(rollout())
+    other = msgspec.structs.replace(ORIGIN, fingerprints={"a:b": "1234", "a:c": "5678"})
+    with pytest.raises(InputError, match=r"another origin \(fingerprints\)"):
+        RolloutLog(path, other)
+    for changed in (("a:b", "a:c"), ()):
+        with RolloutLog(path, other, other_verifiers=True) as log:
+            assert log.changed == changed
+            assert log.read(rollout().key) == rollout()
+    assert read_rollouts(path) == Recorded(other, (rollout(),))
+
+
+def test_rollouts_are_put_in_the_places_of_others_all_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    longer = rollout(1, prompt=(1, 2, 3, 4))
+    with RolloutLog(path, ORIGIN) as log:
+        for sample in range(3):
+            log.add(rollout(sample))
+        with pytest.raises(InputError, match=r'has no {"step":1,"prompt":2,"sample":7}'):
+            log.replace([longer, rollout(7)])
+        assert log.read(longer.key) == rollout(1)
+        log.replace([longer])
+        log.add(rollout(3))
+        assert log.newest == 5
+    assert read_rollouts(path).rollouts == (rollout(), longer, rollout(2), rollout(3))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["no.jsonl", "no.parquet"])

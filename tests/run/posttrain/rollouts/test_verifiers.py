@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright.errors import InputError
@@ -25,7 +26,7 @@ from meshwright.run.posttrain.rollouts.verifiers import (
 HOME = "tests.run.posttrain.rollouts.judges"
 NAMES = (
     "double", "slow", "hangs", "raises", "leaves", "dies", "dies_once", "eats", "floods", "writes",
-    "not_a_number", "surroundings", "starts_another", "who",
+    "not_a_number", "huge", "surroundings", "starts_another", "who",
 )  # fmt: skip
 LIMITS = VerifierLimits(deadline_s=0.5)
 # Where a check is to be answered, however slow the machine.
@@ -65,6 +66,7 @@ def test_a_verdict_says_who_judged_and_why(pool: VerifierPool) -> None:
         ("raises", "error", "RuntimeError: no such answer"),
         ("leaves", "error", "SystemExit: 3"),
         ("not_a_number", "error", "its score is nan"),
+        ("huge", "error", "its score is 1e+39, and float32 ends at 3.4e+38"),
         ("eats", "memory", "it ran out of memory"),
     ],
 )
@@ -76,6 +78,17 @@ def test_a_verifier_that_fails_is_told_apart(
     assert (part.outcome, part.reason, part.value) == (outcome, reason, 0.0)
     assert judged(pool, "double", number=1).value == 2.0
     assert pool.restarts == before, "the process goes on"
+
+
+def test_a_score_whose_weight_makes_it_too_much_has_failed(pool: VerifierPool) -> None:
+    heavy = [
+        msgspec.structs.replace(check("double", number=1e30), weight=weight)
+        for weight in (1e9, -1e9, 1e8)
+    ]
+    parts = pool.judge(heavy)
+    assert [part.outcome for part in parts] == ["error", "error", "ok"]
+    assert parts[0].reason == "its score is 2e+30, which is too much with a weight of 1e+09"
+    assert [part.value for part in parts] == [0.0, 0.0, 2e30]
 
 
 def test_a_hung_verifier_is_named_with_its_deadline_and_the_next_check_is_judged() -> None:

@@ -7,7 +7,7 @@ trainer        weights, optimizer and step; `policy_step` is the step itself, `p
 sampling       the engine, its verifiers, and weights on their way to it
 driving        carries out what `policy.rollout` decides, in every placement
 engines        who draws: an engine in this thread, or a file; `engine_thread` beside the trainer
-keeping        the folder that a killed run goes on from
+keeping        the folder that a killed run goes on from; `earlier` what is judged again then
 running        all of it
 export         the policy as a Hugging Face folder
 presets        settings that were found to learn

@@ -19,6 +19,7 @@ from meshwright.policy.rollout import (
     Sync,
     Train,
 )
+from meshwright.run.posttrain.loop.earlier import Earlier
 from meshwright.run.posttrain.loop.engines import EngineFailed, Engines, Renewed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.keeping import keys_of
@@ -26,7 +27,6 @@ from meshwright.run.posttrain.loop.sampling import Watching
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts.generate import Group
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
-from meshwright.run.posttrain.rollouts.replay import recorded
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 
 
@@ -50,6 +50,7 @@ class Driver:
         """Go on from where a checkpoint stood; without an engine there are no verifiers."""
         self._trainer, self._settings, self._engines = trainer, trainer.settings, engines
         self._keeping, self._watching = trainer.keeping, watching
+        self._earlier = Earlier(self._keeping.log, self._keeping.note, self._keeping.told)
         self._evaluation, self._pool = evaluation, pool
         self._controller = Controller(trainer.settings.arrangement, progress)
         self._asked: dict[int, Generate] = {}
@@ -112,13 +113,12 @@ class Driver:
         for each in asked:
             self._asked[each.group], self._drawn[each.group] = each, {}
             keys += keys_of(self._settings, each.group)
-        log = self._keeping.log
-        there = [] if log is None else [key for key in keys if key in log.keys]
-        missing = set(keys).difference(there)
-        self._engines.begin([key for key in keys if key in missing], version)
-        for key in there:
-            assert log is not None, "what is there is in a file"
-            self._ended(recorded(log, key, version))
+        standing, again = self._earlier.left(keys, version)
+        there = {each.key for each in standing}
+        self._engines.begin([key for key in keys if key not in there], version, again)
+        for rollout in standing:
+            self._watching.recall(rollout)
+            self._ended(rollout)
 
     def _train(self, doing: Train) -> None:
         groups = [self._groups.pop(group) for group in doing.groups]
@@ -183,9 +183,10 @@ class Driver:
             if isinstance(heard, Renewed):
                 self._renewed = heard.version
             else:
-                self._keeping.record(heard)
+                if not self._earlier.takes(heard):
+                    self._keeping.record(heard)
+                    self._tokens += heard.drawn
                 self._watching.hear(heard)
-                self._tokens += heard.drawn
                 self._ended(heard)
             heard = engines.next(0.0)
 

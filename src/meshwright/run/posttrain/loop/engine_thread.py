@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from meshwright.run.posttrain.loop.engines import EngineFailed, Heard, Renewed
 from meshwright.run.posttrain.loop.sampling import Sampling
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.generate import Stream
-from meshwright.run.posttrain.rollouts.record import Key
+from meshwright.run.posttrain.rollouts.record import Key, Rollout
 
 _SWITCH_S = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms are several steps
@@ -34,6 +34,7 @@ class EngineStuck(MeshwrightError):
 class _Begin(NamedTuple):
     keys: Sequence[Key]
     version: int
+    known: Mapping[Key, Rollout]
 
 
 class _Renew(NamedTuple):
@@ -61,9 +62,9 @@ class EngineThread:
         """Taken so far; a fleet that waits for workers ends the stuck itself."""
         return self._turns + self._sampling.looks
 
-    def begin(self, keys: Sequence[Key], version: int) -> None:
+    def begin(self, keys: Sequence[Key], version: int, known: Mapping[Key, Rollout]) -> None:
         """Begin rollouts."""
-        self._orders.put(_Begin(keys, version))
+        self._orders.put(_Begin(keys, version, known))
 
     def renew(self, version: int) -> None:
         """Take the trainer's weights."""
@@ -127,7 +128,7 @@ class EngineThread:
         if order is None:
             return False
         if isinstance(order, _Begin):
-            stream.begin(order.keys, order.version)
+            stream.begin(order.keys, order.version, order.known)
             return True
         stream.renew(order.version, lambda: self._sampling.take(order.version))
         if on_gpu:

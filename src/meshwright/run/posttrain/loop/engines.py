@@ -5,7 +5,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from meshwright.policy.rollout.actions import PhaseName
@@ -46,8 +46,8 @@ class Engines(Protocol):
     def generating_s(self) -> float:
         """Seconds in which anything was under way."""
 
-    def begin(self, keys: Sequence[Key], version: int) -> None:
-        """Begin rollouts, by the weights that are there."""
+    def begin(self, keys: Sequence[Key], version: int, known: Mapping[Key, Rollout]) -> None:
+        """Begin rollouts, by the weights that are there; `known` ones keep their tokens."""
 
     def renew(self, version: int) -> None:
         """Take the trainer's weights, which stay as they are until that is heard."""
@@ -72,11 +72,11 @@ class EngineHere:
         self._since_ns = 0
         self.turns, self.generating_s = 0, 0.0
 
-    def begin(self, keys: Sequence[Key], version: int) -> None:
+    def begin(self, keys: Sequence[Key], version: int, known: Mapping[Key, Rollout]) -> None:
         """Begin rollouts."""
         if keys and not self._stream.busy:
             self._since_ns = time.time_ns()
-        self._stream.begin(keys, version)
+        self._stream.begin(keys, version, known)
 
     def renew(self, version: int) -> None:
         """Take the trainer's weights."""
@@ -121,8 +121,9 @@ class Replayed:
         self._heard: deque[Heard] = deque()
         self.turns, self.generating_s = 0, 0.0
 
-    def begin(self, keys: Sequence[Key], version: int) -> None:
-        """Give what the file has."""
+    def begin(self, keys: Sequence[Key], version: int, known: Mapping[Key, Rollout]) -> None:
+        """Give what the file has, which nobody judges again."""
+        del known
         for step, prompt in dict.fromkeys((key.step, key.prompt) for key in keys):
             (group,) = self._replay.groups(step, [prompt], version)
             self._heard += group

@@ -9,8 +9,9 @@ transcripts.jsonl answers to the same held-out prompts before and after
 timeline/         what trainer and engines did and waited for
 
 A checkpoint stands for its step. What was drawn after it is found in the log: a synchronous run
-trains on it again, bit by bit the same; an asynchronous one drops it, as the weights that drew it
-are gone, and asks those prompts anew.
+trains on it again, bit by bit the same, and judges again what was not judged of a step that it had
+not come to train on; an asynchronous one drops it, as the weights that drew it are gone, and asks
+those prompts anew, with those of which a verdict failed.
 """
 
 import json
@@ -31,7 +32,7 @@ from meshwright.run.posttrain.rollouts.record import Key, Rollout
 from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.record import decode_extra
-from meshwright.run.train.outputs.jsonl import JsonLines, cut
+from meshwright.run.train.outputs.jsonl import JsonLines, cut, read
 from meshwright.run.train.outputs.output import Output
 from meshwright.run.train.outputs.progress import open_progress
 from meshwright.run.train.outputs.settings import OutputSettings
@@ -41,13 +42,14 @@ from meshwright.run.train.run_state import other_config, other_kind
 
 Say = Callable[[str], object]
 ROLLOUTS = "rollouts.jsonl"
-_MAY_CHANGE = frozenset(
+MAY_CHANGE = frozenset(
     {
         "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "graph_tokens",
         "verifier_workers", "verifier", "environment_s", "workers", "most_unjudged", "evaluate",
         "checkpoint_steps", "stall_s",
     }
 )  # fmt: skip
+"""Settings that may be others in every sitting of a run."""
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +73,8 @@ class Keeping:
         self.log: RolloutLog | None = None
         self._checkpoints: Checkpoints | None = None
         self._metrics: JsonLines | None = None
+        self.told = 0
+        """Steps that were trained on before this sitting, as far as their figures tell."""
         self._saved_at: int | None = None
         self._trained = 0
         if self.folder is None:
@@ -104,6 +108,9 @@ class Keeping:
             saved = msgspec.convert(loaded.extra, _Saved)
             progress, trained = saved.progress, loaded.step
             self._saved_at = self._trained = trained
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists() and not self._settings.rollout_only:
+            self.told = max((row["step"] for row in read(metrics)), default=0)
         for name in ("metrics.jsonl", "transcripts.jsonl"):
             cut(self.folder / name, -1 if trained is None else trained)
         notes = self.folder / "notes.jsonl"
@@ -115,24 +122,50 @@ class Keeping:
             ended = trained >= self._settings.steps
             did = "was finished before, and nothing is trained" if ended else "goes on"
             self.note(f"{did} after step {trained}")
-        self._metrics = JsonLines(self.folder / "metrics.jsonl", trained or 0)
+        self._metrics = JsonLines(metrics, trained or 0)
         self._open.callback(self._metrics.close)
         return progress
 
-    def open_log(self, origin: Origin, progress: Progress | None) -> None:
-        """Open the rollouts; where `progress` is given, drop all that it does not know of."""
+    def open_log(self, origin: Origin, progress: Progress) -> Progress:
+        """Open the rollouts, and return what to go on from.
+
+        An asynchronous run drops all that `progress` does not know of, and asks groups again that
+        were not judged whole.
+        """
         if self.folder is None:
-            return
-        self.log = self._open.enter_context(RolloutLog(self.folder / ROLLOUTS, origin))
-        if self._settings.overlaps:
-            known = progress or Progress(trained=0, unasked=0)
-            ready = {group for group, _ in known.ready}
-            asked = set(known.again)
-            self.log.keep(
-                lambda key: (
-                    key.prompt < known.unasked and (key.prompt in ready or key.prompt not in asked)
-                )
+            return progress
+        path = self.folder / ROLLOUTS
+        self.log = self._open.enter_context(RolloutLog(path, origin, other_verifiers=True))
+        if self.log.changed:
+            what = f"{', '.join(self.log.changed)}: not as in the sittings before"
+            self.note(f"{what}: verdicts from here on are of another verifier")
+        if not self._settings.overlaps:
+            return progress
+        progress = self._whole_groups(self.log, progress)
+        asked = set(progress.again)
+        self.log.keep(lambda key: key.prompt < progress.unasked and key.prompt not in asked)
+        return progress
+
+    def _whole_groups(self, log: RolloutLog, progress: Progress) -> Progress:
+        """Return a progress whose ready groups all are judged; the others are asked again."""
+
+        def stands(key: Key) -> bool:
+            # A later sitting may have begun to ask it anew, by weights that are gone.
+            found = log.read(key) if key in log.keys else None
+            return (
+                found is not None
+                and found.is_judged
+                and all(version <= progress.trained for version in found.versions)
             )
+
+        failed = {
+            group
+            for group, _ in progress.ready
+            if not all(map(stands, keys_of(self._settings, group)))
+        }
+        ready = tuple(each for each in progress.ready if each[0] not in failed)
+        again = tuple(sorted({*progress.again, *failed}))
+        return msgspec.structs.replace(progress, ready=ready, again=again)
 
     def due(self, trained: int) -> bool:
         """Tell whether a checkpoint is written after so many steps."""
@@ -216,7 +249,7 @@ class Keeping:
         from meshwright.spec.files import dump  # what writes TOML may be missing on a GPU machine
 
         new = folder / f".config.toml.{os.getpid()}"
-        kept = msgspec.structs.replace(self._settings, model=_path(self._settings.model))
+        kept = msgspec.structs.replace(self._settings, model=found_path(self._settings.model))
         new.write_text(dump(kept), encoding="utf-8")
         new.replace(folder / "config.toml")
 
@@ -231,15 +264,16 @@ def _kept(settings: LoopSettings) -> dict[str, Any]:
     """Return what may not change between the sittings of a run."""
     # As a file has it: there tuples are lists.
     every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
-    return _whole({name: value for name, value in every.items() if name not in _MAY_CHANGE})
+    return _whole({name: value for name, value in every.items() if name not in MAY_CHANGE})
 
 
 def _whole(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings whose model is found from any folder."""
-    return {**settings, "model": _path(settings["model"])}
+    return {**settings, "model": found_path(settings["model"])}
 
 
-def _path(model: str) -> str:
+def found_path(model: str) -> str:
+    """Return the path of a model from any folder; none stays none."""
     return model and os.path.abspath(model)  # noqa: PTH100 - links stay as they are
 
 

@@ -19,7 +19,7 @@ from meshwright.run.posttrain.loop.engine_thread import EngineThread
 from meshwright.run.posttrain.loop.engines import EngineHere, Engines, Replayed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.idle_settings import idle_settings
-from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.keeping import Keeping, found_path
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
@@ -115,8 +115,9 @@ def _with_engine(
     sampling = Sampling(trainer.decoder, settings, tasks, pool, keeping.note)
     stack.callback(sampling.close)
     sampling.take(progress.trained)
-    model = settings.model or trainer.decoder.model.name
-    keeping.open_log(origin_of(sampling.generator, model), progress)
+    # As settings are kept: a run goes on from any folder, and from its own file.
+    model = found_path(settings.model) or trainer.decoder.model.name
+    progress = keeping.open_log(origin_of(sampling.generator, model), progress)
     watching = Watching(settings.most_unjudged, keeping.note)
     words = getattr(tasks.train, "words", None)
     # As large a share of held-out answers may fail as of a step's.

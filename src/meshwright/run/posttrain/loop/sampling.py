@@ -8,8 +8,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
-from meshwright.run.posttrain.rollouts.generate import Answers, Drawing, Generator
-from meshwright.run.posttrain.rollouts.record import Key, Rollout
+from meshwright.run.posttrain.rollouts.drawing import Drawing
+from meshwright.run.posttrain.rollouts.generate import Answers, Generator
+from meshwright.run.posttrain.rollouts.record import Key, RewardPart, Rollout
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 from meshwright.run.posttrain.weights.serving import EngineWeights
 from meshwright.run.posttrain.weights.tensors import of_decoder
@@ -154,12 +155,9 @@ class Watching:
         for part in rollout.rewards:
             if part.outcome == "ok":
                 continue
-            self._failed += 1
             who = self._name(rollout.key)
             self._say(f"{who}: {part.name}: {part.outcome}: {part.reason}")
-            if self._failed > self._most:
-                what = f"{self._failed} verdicts of one step failed, {self._most} may"
-                raise VerifierFailing(f"{what}; the last one, of {part.name}: {part.reason}")
+            self._count(part)
         if rollout.ending == "turns" and not rollout.rewards and not self._said_cut:
             self._said_cut = True
             who, turns = self._name(rollout.key), format_some(len(rollout.turns), "turn")
@@ -167,3 +165,19 @@ class Watching:
             self._say(f"{what}, which counts as 0: raise max_turns, or reward every turn")
         if rollout.error:
             self._say(f"{self._name(rollout.key)}: {rollout.error}")
+
+    def recall(self, rollout: Rollout) -> None:
+        """Count a rollout of an earlier sitting, which has said what there is to say of it.
+
+        Raises:
+            VerifierFailing: where too many have failed.
+        """
+        for part in rollout.rewards:
+            if part.outcome != "ok":
+                self._count(part)
+
+    def _count(self, part: RewardPart) -> None:
+        self._failed += 1
+        if self._failed > self._most:
+            what = f"{self._failed} verdicts of one step failed, {self._most} may"
+            raise VerifierFailing(f"{what}; the last one, of {part.name}: {part.reason}")

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.loop.settings import DIGITS, LoopSettings, TaskSettings
+from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.environment import Environment
-from meshwright.run.posttrain.rollouts.generate import Drawing
 from meshwright.run.posttrain.rollouts.tasks.sorting import SortingDigits
 
 _LONGEST = 256

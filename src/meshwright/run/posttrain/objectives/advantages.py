@@ -2,7 +2,8 @@
 
 `group` [S] says which prompt an answer belongs to, by any integers; groups may differ in size and
 lie in any order, but must be whole. A group whose rewards are all the same has advantages of
-exactly 0.
+exactly 0. All is computed in float64, where squares of no reward overflow, and returned as rewards
+are given.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from meshwright.errors import InputError, Problem
 
 
 class Groups(NamedTuple):
-    """Rewards as groups see them, each figure spread over the answers, [S]."""
+    """Rewards as groups see them, each figure spread over the answers, [S], in float64."""
 
     size: Tensor
     mean: Tensor
@@ -26,6 +27,7 @@ class Groups(NamedTuple):
 
 def groups(reward_S: Tensor, group_S: Tensor) -> Groups:
     """Return the figures of every answer's group."""
+    reward_S = reward_S.double()
     if reward_S.dim() != 1 or reward_S.shape != group_S.shape:
         what = f"rewards {tuple(reward_S.shape)} and groups {tuple(group_S.shape)} do not fit"
         raise InputError([Problem("advantages", what, "give one reward and one group per answer")])
@@ -48,13 +50,14 @@ def groups(reward_S: Tensor, group_S: Tensor) -> Groups:
 def centred(reward_S: Tensor, group_S: Tensor) -> Tensor:
     """Return r - mean of the group (Dr. GRPO, arXiv 2503.20783 §3.2)."""
     known = groups(reward_S, group_S)
-    return (reward_S - known.mean).masked_fill(known.equal, 0)
+    return (reward_S - known.mean).masked_fill(known.equal, 0).to(reward_S.dtype)
 
 
 def z_scored(reward_S: Tensor, group_S: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     """Return (r - mean) / (standard deviation + epsilon) (GRPO, arXiv 2402.03300 §4.1.2)."""
     known = groups(reward_S, group_S)
-    return ((reward_S - known.mean) / (known.spread + epsilon)).masked_fill(known.equal, 0)
+    found = ((reward_S - known.mean) / (known.spread + epsilon)).masked_fill(known.equal, 0)
+    return found.to(reward_S.dtype)
 
 
 def leave_one_out(reward_S: Tensor, group_S: Tensor) -> Tensor:
@@ -64,7 +67,7 @@ def leave_one_out(reward_S: Tensor, group_S: Tensor) -> Tensor:
     """
     known = groups(reward_S, group_S)
     factor = known.size / (known.size - 1).clamp(min=1)
-    return ((reward_S - known.mean) * factor).masked_fill(known.equal, 0)
+    return ((reward_S - known.mean) * factor).masked_fill(known.equal, 0).to(reward_S.dtype)
 
 
 def informative(reward_S: Tensor, group_S: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Rollouts: what a model samples in environments, judged, recorded, and replayed bit by bit.
 
 environment     what is asked of a model and said to its answers, in tokens
+drawing         how it is asked
 generate        groups of samples through the serving engine, by seeds that follow from their keys
 verifiers       functions that judge, in child processes with bounds (names of their own)
 record          a rollout with its tokens, log-probabilities, weights' version and rewards
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 from meshwright.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from meshwright.run.posttrain.rollouts.drawing import Drawing
     from meshwright.run.posttrain.rollouts.environment import Environment, Reply
-    from meshwright.run.posttrain.rollouts.generate import Drawing, Generator
+    from meshwright.run.posttrain.rollouts.generate import Generator
     from meshwright.run.posttrain.rollouts.log import RolloutLog, origin_of
     from meshwright.run.posttrain.rollouts.record import Key, RewardPart, Rollout, Turn
     from meshwright.run.posttrain.rollouts.replay import Draws, Recording, Replay
@@ -32,7 +34,7 @@ _HERE = "meshwright.run.posttrain.rollouts"
 # By name on first use: a verifier that lives in here must not load all of it in its child.
 _HOMES = {
     "Check": f"{_HERE}.verifiers.check",
-    "Drawing": f"{_HERE}.generate",
+    "Drawing": f"{_HERE}.drawing",
     "Draws": f"{_HERE}.replay",
     "Environment": f"{_HERE}.environment",
     "Generator": f"{_HERE}.generate",

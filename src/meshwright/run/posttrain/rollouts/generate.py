@@ -10,59 +10,25 @@ lets it pass is named.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.environment import Environment
-from meshwright.run.posttrain.rollouts.record import Ending, Key, RewardPart, Rollout, Turn
-from meshwright.run.posttrain.rollouts.seeds import seed_of
+from meshwright.run.posttrain.rollouts.making import FAILED, Making
+from meshwright.run.posttrain.rollouts.record import Ending, Key, Rollout
 from meshwright.run.posttrain.rollouts.stepping import Stepping
 from meshwright.run.posttrain.rollouts.verifiers.check import Check
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
-from meshwright.run.serve.asked import Ask, Piece, Sampling, Sink
-from meshwright.spec.bounds import Bounds
+from meshwright.run.serve.asked import Ask, Piece, Sink
 
 Group = tuple[Rollout, ...]
 """The samples of one prompt, in their order."""
-
-
-class Drawing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rollouts are drawn."""
-
-    seed: int = 0
-    samples: int = 8
-    """Rollouts of each prompt."""
-    max_tokens: int = 256
-    """Drawn in one turn."""
-    max_turns: int = 1
-    temperature: float = 1.0
-    """1, or 0 for evaluation. Log-probabilities that the engine tells are the model's own: at any
-    other temperature tokens would be drawn by chances that nobody told of."""
-    stop_tokens: tuple[int, ...] = ()
-    """Tokens that end a turn besides the model's own."""
-    step_s: float = 60.0
-    """The deadline of one step of an environment."""
-    threads: int = 4
-    """In which environments that wait take their steps."""
-
-    def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.count(
-            samples=self.samples,
-            max_tokens=self.max_tokens,
-            max_turns=self.max_turns,
-            threads=self.threads,
-        )
-        bounds.positive(step_s=self.step_s)
-        if self.temperature not in (0.0, 1.0):
-            what = f"{self.temperature:g} draws by other chances than the engine tells"
-            bounds.add("temperature", what, "use 1 for training, 0 for evaluation")
-        bounds.require()
 
 
 class Answers(Protocol):
@@ -86,96 +52,6 @@ class Answers(Protocol):
 
     def outbox(self) -> list[tuple[Sink, Piece]]:
         """Take the pieces that are ready, with where they go."""
-
-
-class _Running:
-    """A rollout in the making."""
-
-    def __init__(self, key: Key, environment: Environment, began_s: float, version: int) -> None:
-        self.key, self.episode = key, environment.reset(key.prompt)
-        self.prompt = tuple(self.episode.prompt)
-        self.ids = list(self.prompt)
-        self.turns: list[Turn] = []
-        self.rewards: list[RewardPart | Future[RewardPart]] = []
-        self.ending: Ending | None = None
-        self.error, self.seed = "", 0
-        self.pieces: list[Piece] = []
-        self.renewals: list[tuple[int, int]] = []
-        self.version = version
-        """Of the weights that began its turn."""
-        self.asked_s = self._began_s = began_s
-        self.answers: list[Any] = []
-        """What the engine has of it; none between turns."""
-
-    def begin_turn(self, version: int) -> None:
-        """Begin the next turn, by weights of a version."""
-        self.pieces, self.renewals, self.version = [], [], version
-        self.asked_s = time.monotonic()
-
-    def renew(self, version: int) -> None:
-        """Let other weights draw the rest of the turn."""
-        drawn = sum(len(piece.tokens) for piece in self.pieces)
-        if drawn:
-            self.renewals.append((drawn, version))
-        else:
-            self.version = version
-
-    def ask(self, drawing: Drawing, room: int) -> Ask:
-        """Ask for the turn, or for the rest of it."""
-        drawn = [token for piece in self.pieces for token in piece.tokens]
-        seed = seed_of(drawing.seed, self.key, len(self.turns), len(self.renewals))
-        if not self.renewals:
-            self.seed = seed
-        sampling = Sampling(
-            seed=seed,
-            temperature=drawing.temperature,
-            max_tokens=min(drawing.max_tokens, room) - len(drawn),
-            stop_tokens=drawing.stop_tokens,
-            logprobs=0,
-        )
-        return Ask(prompt=(*self.ids, *drawn), sampling=sampling, near=self.key.prompt)
-
-    def turn(self) -> Turn:
-        """Return the turn that the engine has ended."""
-        finish = self.pieces[-1].finish
-        assert finish is not None, "a turn that is read has ended"
-        drawn = [told for piece in self.pieces for told in piece.logprobs]
-        return Turn(
-            tokens=tuple(token for piece in self.pieces for token in piece.tokens),
-            logprobs=tuple(told.logprob for told in drawn),
-            finish=finish,
-            version=self.version,
-            renewals=tuple(self.renewals),
-            seed=self.seed,
-            cached_tokens=self.pieces[0].cached_tokens,
-            began_s=self.asked_s - self._began_s,
-            took_s=time.monotonic() - self.asked_s,
-        )
-
-    def take(self, turn: Turn, observation: tuple[int, ...] = ()) -> None:
-        """Go on by a turn and what was said to it."""
-        self.turns.append(msgspec.structs.replace(turn, observation=observation))
-        self.ids += [*turn.tokens, *observation]
-
-    @property
-    def unjudged(self) -> list[Future[RewardPart]]:
-        """Verdicts that are still to come."""
-        return [each for each in self.rewards if isinstance(each, Future) and not each.done()]
-
-    def rollout(self) -> Rollout:
-        """Return what it came to; waits for verdicts, each of which has its own deadline."""
-        assert self.ending is not None, "a rollout that is read has ended"
-        parts = (
-            each if isinstance(each, RewardPart) else each.result() for each in self.rewards
-        )  # fmt: skip
-        return Rollout(
-            key=self.key,
-            prompt=self.prompt,
-            turns=tuple(self.turns),
-            rewards=tuple(parts),
-            ending=self.ending,
-            error=self.error,
-        )
 
 
 class Generator:
@@ -234,8 +110,8 @@ class Stream:
         self._environment, self._drawing = generator.environment, generator.drawing
         self._began_s, self._version = time.monotonic(), 0
         self._renewing = False
-        self._running: dict[Key, _Running] = {}
-        self._ended: list[_Running] = []
+        self._running: dict[Key, Making] = {}
+        self._ended: list[Making] = []
         drawing = generator.drawing
         self._stepping = Stepping(
             self._environment.name,
@@ -248,13 +124,20 @@ class Stream:
         """Whether any rollout is under way."""
         return bool(self._running)
 
-    def begin(self, keys: Sequence[Key], version: int) -> None:
-        """Begin rollouts, by weights of a version."""
-        self._version = version
+    def begin(
+        self, keys: Sequence[Key], version: int, known: Mapping[Key, Rollout] | None = None
+    ) -> None:
+        """Begin rollouts, by weights of a version.
+
+        Those that are `known` keep their tokens, and are judged again: environments hear the same
+        turns once more. What an engine failed at, or an environment answers otherwise, is drawn.
+        """
+        self._version, known = version, known or {}
         for key in keys:
             if key in self._running:
                 raise InputError([Problem("keys", f"{key} is under way", "draw each once")])
-            running = _Running(key, self._environment, self._began_s, version)
+            before = known.get(key)
+            running = Making(key, self._environment, self._began_s, version, before)
             self._running[key] = running
             self._ask(running)
 
@@ -297,11 +180,14 @@ class Stream:
         self._stepping.close()
         self._empty()
 
-    def _ask(self, running: _Running) -> None:
+    def _ask(self, running: Making) -> None:
+        if running.known:
+            self._stepping.submit(running.key, running.episode, running.known.popleft())
+            return
         running.begin_turn(self._version)
         self._put(running)
 
-    def _put(self, running: _Running) -> None:
+    def _put(self, running: Making) -> None:
         most = self._engine.max_length
         room = most - len(running.ids)
         if room <= 0 and not running.turns:
@@ -320,7 +206,7 @@ class Stream:
         for sink, piece in self._engine.outbox():
             sink(piece)
 
-    def _take(self, running: _Running, piece: Piece) -> None:
+    def _take(self, running: Making, piece: Piece) -> None:
         """Take a piece of a turn; its last one goes to the environment."""
         if self._renewing and piece.finish == "cancelled":
             if piece.tokens:
@@ -330,7 +216,7 @@ class Stream:
         if piece.finish is None:
             return
         turn, running.answers = running.turn(), []
-        if turn.finish in ("error", "cancelled"):
+        if turn.finish in FAILED:
             running.error = piece.error or f"the answer was {turn.finish}"
             running.take(turn)
             self._end(running, "error")
@@ -339,7 +225,7 @@ class Stream:
 
     def _hear(self) -> None:
         """Take what environments said; wait for one where there is nothing else to do."""
-        wanted: list[tuple[_Running, Check]] = []
+        wanted: list[tuple[Making, Check]] = []
         while said := self._stepping.next(wait=self._engine.is_idle and not wanted):
             running, reply = self._running[said.key], said.reply
             running.rewards += reply.rewards
@@ -363,7 +249,7 @@ class Stream:
         for (running, _), verdict in zip(wanted, verdicts, strict=True):
             running.rewards.append(verdict)
 
-    def _end(self, running: _Running, ending: Ending) -> None:
+    def _end(self, running: Making, ending: Ending) -> None:
         running.ending = ending
         self._ended.append(running)
 

@@ -10,15 +10,16 @@ again, and drawn anew. A key that is there already is not drawn twice.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.run.posttrain.rollouts.generate import Drawing, Generator
+from meshwright.run.posttrain.rollouts.drawing import Drawing
+from meshwright.run.posttrain.rollouts.generate import Generator
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
 
 FORMAT = "meshwright rollouts 1"
@@ -30,8 +31,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     environment: str
     drawing: Drawing
     fingerprints: dict[str, str] = {}
-    """Of the verifiers' modules."""
+    """Of the verifiers' modules; each verdict has that of its own beside it."""
     model: str = ""
+    """A name, or where it lies."""
     format: str = FORMAT
 
 
@@ -48,15 +50,26 @@ def origin_of(generator: Generator, model: str = "") -> Origin:
 class RolloutLog:
     """A file that rollouts are added to; one process writes it at a time."""
 
-    def __init__(self, path: str | Path, origin: Origin) -> None:
-        """Open a file or begin one; its origin has to be the same."""
+    def __init__(self, path: str | Path, origin: Origin, *, other_verifiers: bool = False) -> None:
+        """Open a file or begin one; its origin has to be the same.
+
+        With `other_verifiers` their modules may have changed: the file names the new ones from then
+        on, and `changed` those that were others before.
+        """
         self.path, self.origin = Path(path), origin
         self._file = self.path.open("a+b", buffering=0)
+        self._may_change = other_verifiers
+        self.changed = tuple[str, ...]()
+        """Verifiers that are not those of earlier verdicts."""
+        self.newest = -1
+        """The newest weights that drew any rollout when it was opened; -1 where none did."""
         try:
             self._lock()
             self._size, self._known = 0, dict[Key, tuple[int, int]]()
             """Where the line of each rollout begins, and its bytes."""
             self._resume()
+            if self.changed:
+                self._rewrite(map(self._line, self._known))
         except BaseException:
             self._file.close()
             raise
@@ -68,8 +81,7 @@ class RolloutLog:
 
     def read(self, key: Key) -> Rollout:
         """Return a rollout that is there."""
-        begin, count = self._known[key]
-        return msgspec.json.decode(os.pread(self._file.fileno(), count, begin), type=Rollout)
+        return msgspec.json.decode(self._line(key), type=Rollout)
 
     def add(self, rollout: Rollout) -> None:
         """Write a rollout down; it stays, whatever happens to this process."""
@@ -89,18 +101,17 @@ class RolloutLog:
 
     def keep(self, wanted: Callable[[Key], bool]) -> None:
         """Drop all others, in one step: a crash leaves all or none of them."""
-        if all(wanted(key) for key in self._known):
-            return
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        left = tuple(self.read(key) for key in self._known if wanted(key))
-        write_jsonl(beside, Recorded(self.origin, left))
-        fresh = beside.open("a+b", buffering=0)
-        # The new file is locked before it has the old one's name: nobody writes in between.
-        fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        beside.replace(self.path)
-        self._file.close()
-        self._file, self._size, self._known = fresh, 0, {}
-        self._resume()
+        left = [key for key in self._known if wanted(key)]
+        if len(left) < len(self._known):
+            self._rewrite(map(self._line, left))
+
+    def replace(self, rollouts: Sequence[Rollout]) -> None:
+        """Put rollouts in the places of those with the same keys, in one step."""
+        fresh = {each.key: _encoded(each) for each in rollouts}
+        if strange := [key for key in fresh if key not in self._known]:
+            what, fix = f"has no {strange[0].written}", "add what is new"
+            raise InputError([Problem(str(self.path), what, fix)])
+        self._rewrite(fresh.get(key) or self._line(key) for key in self._known)
 
     def close(self) -> None:
         """Close the file, which others may write from then on."""
@@ -124,6 +135,24 @@ class RolloutLog:
             what = "another process writes rollouts there"
             raise InputError([Problem(str(self.path), what, "end it, or use another")]) from error
 
+    def _line(self, key: Key) -> bytes:
+        begin, count = self._known[key]
+        return os.pread(self._file.fileno(), count, begin)
+
+    def _rewrite(self, lines: Iterable[bytes]) -> None:
+        """Write the file anew; a crash leaves the old one or the new one."""
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with beside.open("wb") as whole:
+            whole.write(_encoded(self.origin))
+            whole.writelines(lines)
+        fresh = beside.open("a+b", buffering=0)
+        # The new file is locked before it has the old one's name: nobody writes in between.
+        fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        beside.replace(self.path)
+        self._file.close()
+        self._file, self._size, self._known = fresh, 0, {}
+        self._resume()
+
     def _resume(self) -> None:
         """Read what is there, and cut off what was not finished."""
         self._file.seek(0)
@@ -136,9 +165,13 @@ class RolloutLog:
             self._write(self.origin)
             return
         origin, rollouts = _decoded(self.path, data[:whole])
-        if origin != self.origin:
-            what = f"holds rollouts of another origin ({_differing(origin, self.origin)})"
-            raise InputError([Problem(str(self.path), what, "use another file")])
+        if others := _differing(origin, self.origin):
+            if others != ["fingerprints"] or not self._may_change:
+                what = f"holds rollouts of another origin ({', '.join(others)})"
+                raise InputError([Problem(str(self.path), what, "use another file")])
+            both = origin.fingerprints.items() ^ self.origin.fingerprints.items()
+            self.changed = tuple(sorted({name for name, _ in both}))
+        self.newest = max((version for each in rollouts for version in each.versions), default=-1)
         first, *lines = data[:whole].splitlines(keepends=True)
         self._size = len(first)
         for rollout, line in zip(rollouts, lines, strict=True):
@@ -146,7 +179,7 @@ class RolloutLog:
             self._size += len(line)
 
     def _write(self, value: Origin | Rollout) -> None:
-        line = msgspec.json.encode(value) + b"\n"
+        line = _encoded(value)
         self._size += len(line)
         while line:
             line = line[self._file.write(line) :]
@@ -180,8 +213,8 @@ def write_jsonl(path: str | Path, recorded: Recorded) -> None:
     """Write rollouts as lines; the file is there whole or not at all."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    lines = [recorded.origin, *recorded.rollouts]
-    beside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    lines = map(_encoded, (recorded.origin, *recorded.rollouts))
+    beside.write_bytes(b"".join(lines))
     beside.replace(path)
 
 
@@ -225,7 +258,17 @@ def check_keys(path: Path, rollouts: Sequence[Rollout]) -> None:
         seen.add(rollout.key)
 
 
-def _differing(found: Origin, wanted: Origin) -> str:
-    ours: dict[str, Any] = msgspec.structs.asdict(wanted)
-    theirs = msgspec.structs.asdict(found)
-    return ", ".join(name for name in ours if ours[name] != theirs[name])
+def _encoded(value: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def _differing(found: Origin, wanted: Origin) -> list[str]:
+    """Name what rollouts of two origins do not have in common."""
+    same = {
+        "environment": found.environment == wanted.environment,
+        "drawing": found.drawing.draws_as(wanted.drawing),
+        "fingerprints": found.fingerprints == wanted.fingerprints,
+        # A path may be written in several ways; a name is its own.
+        "model": os.path.abspath(found.model) == os.path.abspath(wanted.model),  # noqa: PTH100
+    }
+    return [name for name, alike in same.items() if not alike]

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.rollouts.verifiers.child import LARGEST
 from meshwright.run.serve.asked import Finish
 
 Judged = Literal["ok", "time-out", "memory", "output", "error", "died"]
@@ -154,8 +155,16 @@ def _faults(rollout: Rollout) -> Iterator[Problem]:
         if not all(math.isfinite(value) and value <= _ROUNDING for value in turn.logprobs):
             what = "has log-probabilities that are no finite numbers up to 0"
             yield Problem(at, what, "look for NaN or infinite logits in the model")
-    for part in rollout.rewards:
-        # A NaN would pass through means and advantages into every weight.
-        if not (math.isfinite(part.value) and math.isfinite(part.weight)):
-            what = f"{part.value} × {part.weight} is no finite number"
-            yield Problem(f"{where}: reward {part.name}", what, "mend the verifier")
+    # A NaN would pass through means and advantages into every weight.
+    wrong = [part for part in rollout.rewards if not _counts(part.weight * part.value)]
+    for part in wrong:
+        what = f"{part.value} × {part.weight} is no finite number of 32 bits"
+        yield Problem(f"{where}: reward {part.name}", what, "mend the verifier")
+    if not wrong and not _counts(rollout.reward):
+        what = f"its parts add up to {rollout.reward:g}, which is no finite number of 32 bits"
+        yield Problem(f"{where}: rewards", what, "mend the verifiers, or give them lower weights")
+
+
+def _counts(reward: float) -> bool:
+    """Tell whether a reward is a number that training can count with."""
+    return abs(reward) <= LARGEST

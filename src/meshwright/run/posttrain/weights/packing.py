@@ -1,8 +1,9 @@
 """Slices of weights as bytes, and back; each parcel ends with a seal.
 
 The seal holds the version, the plan and two sums over the parcel's words, plain and by position.
-They are computed where the bytes lie, on a GPU too: sums of 64 bits that wrap are the same in any
-order.
+Words are mixed before they are summed, each by its place: bits that flip at the upper end of words
+would otherwise cancel, and so would words that change places in pairs. All of it is computed where
+the bytes lie, on a GPU too: sums of 64 bits that wrap are the same in any order.
 """
 
 from typing import NamedTuple
@@ -17,10 +18,14 @@ from meshwright.run.nn.placed import Placed
 from meshwright.run.posttrain.weights.tensors import DTYPES, part_of
 
 SEAL_BYTES = 32
-_RUN_WORDS = 1 << 22
-"""Words that a GPU sums at a time: what sums need beside a parcel stays small."""
-_HOST_RUN_WORDS = 1 << 15
+_ROW = 256
+"""Words of a row: a parcel is summed as a matrix, whose rows and columns say where a word is."""
+_RUN_ROWS = 1 << 14
+"""Rows that a GPU mixes at a time: what that needs beside a parcel stays small."""
+_HOST_RUN_ROWS = 1 << 7
 """The same on a processor, whose caches hold as many."""
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+"""2⁶⁴ over the golden ratio, as a signed number: its multiples lie far from each other."""
 
 
 class DamagedWeights(MeshwrightError):
@@ -110,16 +115,34 @@ def _room(
 
 def _seal(payload: Tensor, version: int, plan: int) -> Tensor:
     words = payload.view(torch.int64)
-    size = _RUN_WORDS if words.is_cuda else _HOST_RUN_WORDS
-    at = torch.arange(1, 1 + min(size, len(words)), device=words.device)
-    plain = torch.zeros((), dtype=torch.int64, device=words.device)
-    placed = torch.zeros_like(plain)
-    for first in range(0, len(words), size):
-        run = words[first : first + size]
-        total = run.sum()
-        plain += total
-        # No GPU multiplies integers and adds them up in one go; a processor does.
-        own = at[: len(run)]
-        placed += ((run * own).sum() if run.is_cuda else torch.dot(run, own)) + first * total
+    count = -(-len(words) // _ROW)
+    down, across = (torch.arange(1, 1 + n, device=words.device) for n in (count, _ROW))
+    keys, factors = across * _ODD, (2 * down + 1) * _ODD
+    size = min(count, _RUN_ROWS if words.is_cuda else _HOST_RUN_ROWS)
+    room = torch.empty((size, _ROW), dtype=torch.int64, device=words.device)
+    of_rows, of_columns = torch.zeros_like(down), torch.zeros_like(across)
+    for first in range(0, count, max(1, size)):
+        run = _rows(words[first * _ROW : (first + size) * _ROW])
+        here = slice(first, first + len(run))
+        mixed = torch.bitwise_xor(run, keys, out=room[: len(run)])
+        _fold(mixed)
+        mixed *= factors[here, None]
+        _fold(mixed)
+        of_rows[here] = mixed.sum(1)
+        of_columns += mixed.sum(0)
+    # Σ place · word, without a product for each word: a place is row · length + column.
+    placed = _ROW * (of_rows * down).sum() + (of_columns * across).sum()
     named = torch.tensor([version, plan], dtype=torch.int64, device=words.device)
-    return torch.cat((named, plain.view(1), placed.view(1)))
+    return torch.cat((named, of_rows.sum().view(1), placed.view(1)))
+
+
+def _rows(words: Tensor) -> Tensor:
+    """Return words as rows, the last one filled up with zeros."""
+    missing = -len(words) % _ROW
+    return (torch.nn.functional.pad(words, (0, missing)) if missing else words).view(-1, _ROW)
+
+
+def _fold(words: Tensor) -> None:
+    """Put w ^ (w >>> 32) in the place of every word; torch's own shift copies the sign."""
+    halves = words.view(torch.int32)
+    halves[:, ::2].bitwise_xor_(halves[:, 1::2])

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 HEAD = struct.Struct("<I")
+LARGEST = 3.4028234663852886e38
+"""Of float32, in which rewards are trained on: what lies beyond would be infinite there."""
 _ORPHAN_S = 5.0
 """A check that nobody ended this long after its deadline has lost who should have."""
 
@@ -75,8 +77,9 @@ def judge(verifier: Verifier, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"outcome": "memory", "value": 0.0, "reason": "it ran out of memory"}
     except BaseException as error:  # noqa: BLE001  also SystemExit: one check is no reason to end
         return {"outcome": "error", "value": 0.0, "reason": f"{type(error).__name__}: {error}"}
-    if not math.isfinite(value):
-        return {"outcome": "error", "value": 0.0, "reason": f"its score is {value}"}
+    if not abs(value) <= LARGEST:
+        what = f", and float32 ends at {LARGEST:.2g}" if math.isfinite(value) else ""
+        return {"outcome": "error", "value": 0.0, "reason": f"its score is {value}{what}"}
     return {"outcome": "ok", "value": value, "reason": reason}
 
 

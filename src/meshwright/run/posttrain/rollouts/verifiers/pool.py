@@ -26,6 +26,7 @@ from meshwright.run.posttrain.rollouts.verifiers.check import (
     VerifierBroken,
     VerifierLimits,
 )
+from meshwright.run.posttrain.rollouts.verifiers.child import LARGEST
 from meshwright.run.posttrain.rollouts.verifiers.process import (
     END_S,
     Gone,
@@ -255,6 +256,9 @@ class VerifierPool:
         self, work: _Work, outcome: Judged, value: float, reason: str, took_s: float
     ) -> None:
         check = work.check
+        if abs(check.weight * value) > LARGEST:
+            reason = f"its score is {value:g}, which is too much with a weight of {check.weight:g}"
+            outcome, value = "error", 0.0
         part = RewardPart(
             name=check.name,
             value=value,
