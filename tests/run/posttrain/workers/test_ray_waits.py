@@ -76,7 +76,11 @@ def test_an_actor_that_never_begins_is_ended_at_its_deadline() -> None:
 
 
 def test_an_actor_that_says_nothing_is_taken_to_be_gone() -> None:
-    ready = {"ready": msgspec.to_builtins(Ready(64, 64, 64, [])), "name": "process 1 on a", "pid": 1}
+    ready = {
+        "ready": msgspec.to_builtins(Ready(64, 64, 64, [])),
+        "name": "process 1 on a",
+        "pid": 1,
+    }
     link = link_of(PretendedRay(), msgspec.msgpack.encode(ready))
     assert list(link.heard()) == []
     assert link.last_words() == "its Ray actor said nothing for 10 s"
