@@ -104,18 +104,20 @@ class StepCost:
         about = self.contexts
         parts = self._pp
         tokens = captured or prefill_tokens + decodes
-        seconds = self._passing_s + self._tokens(tokens / parts)
-        seconds += self._head(rows / parts) + about.request_s * decodes + about.key_s * context_sum
+        seconds = self._passing_s + self._tokens(tokens / parts) + self._head(rows / parts)
+        read_s = about.request_s * decodes + about.key_s * context_sum
         for part in about.windowed:
-            seconds += part.key_s * min(context_sum, part.window * decodes)
+            read_s += part.key_s * min(context_sum, part.window * decodes)
+        # Stages have parts of the batch in turn, but one request is in no two of them at a time.
+        seconds += read_s / max(1, min(parts, decodes))
         host = self._host_s + self._request_s * max(rows, decodes)
         if (prefill_tokens and not captured) or self._alone:
             host += self._launches_s
         if prefill_tokens:
-            seconds += self._prefill_s + about.pair_s * prefill_pairs
-            seconds += about.token_s * prefill_tokens
+            seen_s = about.pair_s * prefill_pairs + about.token_s * prefill_tokens
             for part in about.windowed:
-                seconds += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
+                seen_s += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
+            seconds += self._prefill_s + seen_s / min(parts, prefill_tokens)
         return max(seconds, host) if self._hidden else seconds + host
 
     def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
@@ -123,17 +125,19 @@ class StepCost:
 
         The line holds as long as the mean context stays on its side of every window.
         """
+        parts = self._pp if batch > self._pp else batch
         fixed = self._fixed.get(batch)
         if fixed is None:
             fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
-            fixed += self.contexts.request_s * batch
+            fixed += self.contexts.request_s * batch / parts
             self._fixed[batch] = fixed
-        slope = self.contexts.key_s
+        slope = self.contexts.key_s / parts
         for part in self.contexts.windowed:
+            key_s = part.key_s / parts
             if mean_context > part.window:
-                fixed += part.key_s * part.window * batch
+                fixed += key_s * part.window * batch
             else:
-                slope += part.key_s
+                slope += key_s
         host = self._host_s + self._request_s * batch
         host += self._launches_s if self._alone else 0.0
         if not self._hidden:
