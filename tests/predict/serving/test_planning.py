@@ -212,14 +212,14 @@ def test_only_what_the_target_can_run_is_planned_for_it() -> None:
     assert own.plans
     assert own.refused["pp 2"] == "mw serve shares a model by tp alone, without pp, dp or ep"
     shared = question(
-        30, objective=steady, apart=True, target="meshwright", space=Space(tp=(2,), pp=(1,))
+        60, objective=steady, apart=True, target="meshwright", space=Space(tp=(2,), pp=(1,))
     )
     assert "one GPU each" in plan_serving(shared).refused["tp 2 → tp 2"]
     for plan in own.plans:
         assert plan.fleet.gpus <= CLUSTER.gpus_per_node
         assert command_lines(plan.fleet, "meshwright", "folder").lines
     quick = {"ttft": 1.0, "itl": 0.015}
-    staged = question(20, objective=quick, apart=True, space=Space(tp=(1,), pp=(2,)))
+    staged = question(50, objective=quick, apart=True, space=Space(tp=(1,), pp=(2,)))
     assert any(plan.fleet.prefill for plan in plan_serving(staged).plans)
     theirs = plan_serving(msgspec.structs.replace(staged, target="vllm"))
     assert [plan.fleet.prefill for plan in theirs.plans] == [None]

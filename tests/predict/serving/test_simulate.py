@@ -224,15 +224,49 @@ def test_what_lies_around_an_engine_counts_in_its_steps_and_stretches_no_gap() -
         simulate(requests, [station()._replace(delay_s=0.1 * much, delay_steps=3.0 * much)])
         for much in (0, 1)
     )
-    own_s = (plain.end_s - plain.first_s) / np.maximum(1, plain.output_tokens - 1)
-    assert late.first_s == pytest.approx(plain.first_s + 0.1 + 3 * own_s)
-    assert late.end_s == pytest.approx(plain.end_s + 0.1 + 3 * own_s)
+    assert late.first_s == pytest.approx(plain.first_s + 0.1 + 3 * FLAT.step)
+    assert late.end_s == pytest.approx(plain.end_s + 0.1 + 3 * FLAT.step)
+    assert late.seconds == pytest.approx(plain.seconds), "engines are done as early"
     for longest_s in (0.005, 0.012, 0.1):
         assert slow_gaps(late, longest_s).tolist() == slow_gaps(plain, longest_s).tolist()
     # Who keeps so many in flight sends the next one that much later.
     alike = [Request(arrival_s=0.0, prompt_tokens=5, output_tokens=11)] * 20
     served = simulate(alike, [station()._replace(delay_steps=3.0)], in_flight=4)
     assert served.end_s.max() == pytest.approx(5 * (11 * 0.01 + 4 * 5e-4 + 3 * 0.01))
+
+
+@pytest.mark.parametrize("mixing", ["mixed", "apart"])
+@pytest.mark.parametrize("in_flight", [None, 8])
+def test_prompts_and_waiting_are_no_part_of_what_lies_around_an_engine(
+    mixing: str, in_flight: int | None
+) -> None:
+    # Prompts take a hundred times as long as a step, and those of others come between tokens.
+    dear = station(40, Flat(token=0.05), mixing=mixing)._replace(delay_steps=20.0)
+    for outputs in (1, 2, 9):
+        requests = [
+            Request(arrival_s=0.1 * number, prompt_tokens=20, output_tokens=outputs)
+            for number in range(40)
+        ]
+        served = simulate(requests, [dear], in_flight=in_flight)
+        assert served.delay_s == pytest.approx(20 * FLAT.step)
+
+
+def test_steps_around_an_engine_are_those_of_the_batch_that_is_joined() -> None:
+    cost = Flat(key=1e-4, token=0.0)
+    requests = [
+        Request(arrival_s=at, prompt_tokens=10, output_tokens=outputs)
+        for at, outputs in ((0.0, 30), (0.1, 30), (9.0, 1))
+    ]
+    first, second, alone = simulate(requests, [station(cost=cost)._replace(delay_steps=1.0)]).delay_s
+    assert first == pytest.approx(cost.step + 11 * cost.key)
+    assert second > first + 11 * cost.key
+    assert alone == pytest.approx(cost.step + 10 * cost.key)
+    moved = simulate(
+        requests, [station(cost=cost)], prefill=[station()._replace(delay_steps=1.0)]
+    ).delay_s
+    # Where prompts are apart, steps are those of who decodes.
+    assert moved[0] == pytest.approx(cost.step + 10 * cost.key)
+    assert moved[1] > moved[0]
 
 
 def test_what_never_fits_is_refused_and_the_others_go_on() -> None:

@@ -49,7 +49,7 @@ class Station(NamedTuple):
     delay_s: float = 0.0
     """From a request at the server to its engine, and from a token to the client."""
     delay_steps: float = 0.0
-    """The same in steps, which are counted as long as the request's own are in the mean."""
+    """The same in steps that decode, each as long as one of the batch that the request joins."""
     swap_s: float = 0.0
     """Seconds in which a block moves between the device and host memory."""
     ahead: bool = False
@@ -218,6 +218,15 @@ class Clocked:
         """Return what it did."""
         rows = np.array(self._record, dtype=np.float64).reshape(-1, len(Stretches._fields))
         return Stretches(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def decode_s(self, prompt: int) -> float:
+        """Return the seconds of a step that decodes for all who do, or for such a prompt alone."""
+        decoding = self.batcher.decoding
+        count, keys = decoding.count, decoding.context
+        if not count:
+            count, keys = 1, prompt
+        fixed, slope = self.cost.decode_line(count, keys / count)
+        return fixed + slope * keys
 
     def sampled(self) -> set[Sequence]:
         """Return whose token was computed in the last step, and not elsewhere before."""

@@ -45,6 +45,9 @@ class Run(Protocol):
     def enter(self, engine: Clocked, sequence: Answering, now: float) -> None:
         """Let a sequence wait at an engine."""
 
+    def is_late(self, engine: Clocked, sequence: Answering) -> None:
+        """Count what lies around an engine in steps of the batch that a sequence joins."""
+
 
 class Handover:
     """What lies between engines for prompts and engines that decode."""
@@ -102,6 +105,7 @@ class Handover:
         run.engine[number] = engine.number
         prompt = asked.prompt_tokens
         sequence = Answering(prompt, asked.output_tokens, request=number, done=prompt)
+        run.is_late(engine, sequence)
         run.enter(engine, sequence, now)
 
     def _move(self, place: int, now: float) -> None:

@@ -80,6 +80,8 @@ class _Run:
         self.sent_s = [one.arrival_s for one in requests]
         self.first_s, self.end_s = [-1.0] * count, [-1.0] * count
         self.cached, self.preempted, self.engine = [0] * count, [0] * count, [-1] * count
+        self.delay_s = [self.station.delay_s] * count
+        """What lies around the engine of each."""
         self.left_s: dict[int, float] = {}
         """When those who made room, or moved, got their last token."""
         self.gaps: list[Gap] = []
@@ -135,17 +137,13 @@ class _Run:
 
     def served(self) -> Served:
         """Return the columns."""
-        asked, station = self.requests, self.station
-        first_s, end_s = columns(self.first_s), columns(self.end_s)
-        output_tokens = np.array([one.output_tokens or 1 for one in asked])
-        step_s = (end_s - first_s) / np.maximum(1, output_tokens - 1)
-        delay_s = station.delay_s + station.delay_steps * step_s
+        asked, delay_s = self.requests, np.array(self.delay_s)
         return Served(
             arrival_s=np.array(self.sent_s),
-            first_s=first_s + delay_s,
-            end_s=end_s + delay_s,
+            first_s=columns(self.first_s) + delay_s,
+            end_s=columns(self.end_s) + delay_s,
             prompt_tokens=np.array([one.prompt_tokens for one in asked]),
-            output_tokens=output_tokens,
+            output_tokens=np.array([one.output_tokens or 1 for one in asked]),
             cached_tokens=np.array(self.cached),
             preempted=np.array(self.preempted),
             engine=np.array(self.engine),
@@ -160,7 +158,7 @@ class _Run:
         request = self.requests[number]
         prompt, output = request.prompt_tokens, request.output_tokens or 1
         if -(-(prompt + output - 1) // self.block) > self.most:
-            self._over(now, 0.0)
+            self._over(number, now)
             return
         keys = None if self.keys is None else self.keys.of(request)
         sequence = Answering(prompt, 1 if self.over_to else output, request=number, keys=keys)
@@ -183,6 +181,7 @@ class _Run:
             elif first[number] < 0:
                 first[number] = now
                 self.cached[number] = sequence.cached or 0
+                self.is_late(engine, sequence)
         for sequence in engine.preempted:
             self.preempted[sequence.request] += 1
             if first[sequence.request] >= 0:
@@ -198,10 +197,19 @@ class _Run:
             elif self.router is not None:
                 self.router.back(engine.number, sequence.prompt)
             self.end_s[number] = now
-            steps = max(1, self.requests[number].output_tokens - 1)
-            self._over(now, (now - first[number]) / steps)
+            self._over(number, now)
 
-    def _over(self, now: float, step_s: float) -> None:
-        """Let the next request be sent after one whose steps took so long."""
+    def is_late(self, engine: Clocked, sequence: Answering) -> None:
+        """Count what lies around an engine in steps of the batch that a sequence joins.
+
+        Its own steps would do worse: prompts of others and waiting for room lie between them.
+        """
+        station, late_s = self.station, self.station.delay_s
+        if station.delay_steps:
+            late_s += station.delay_steps * engine.decode_s(sequence.prompt)
+        self.delay_s[sequence.request] = late_s
+
+    def _over(self, number: int, now: float) -> None:
+        """Let the next request be sent when the client has the end of one."""
         if self.ready is not None:
-            self.ready.append(now + self.station.delay_s + self.station.delay_steps * step_s)
+            self.ready.append(now + self.delay_s[number])
