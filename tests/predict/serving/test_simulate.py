@@ -257,7 +257,9 @@ def test_steps_around_an_engine_are_those_of_the_batch_that_is_joined() -> None:
         Request(arrival_s=at, prompt_tokens=10, output_tokens=outputs)
         for at, outputs in ((0.0, 30), (0.1, 30), (9.0, 1))
     ]
-    first, second, alone = simulate(requests, [station(cost=cost)._replace(delay_steps=1.0)]).delay_s
+    first, second, alone = simulate(
+        requests, [station(cost=cost)._replace(delay_steps=1.0)]
+    ).delay_s
     assert first == pytest.approx(cost.step + 11 * cost.key)
     assert second > first + 11 * cost.key
     assert alone == pytest.approx(cost.step + 10 * cost.key)
