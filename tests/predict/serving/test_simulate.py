@@ -281,6 +281,14 @@ def test_what_never_fits_is_refused_and_the_others_go_on() -> None:
     assert np.isnan(served.end_s[0])
 
 
+def test_engines_for_prompts_alone_need_no_room_for_answers() -> None:
+    lengths = ((32, 60), (33, 60), (32, 90))
+    requests = [Request(arrival_s=0.0, prompt_tokens=p, output_tokens=o) for p, o in lengths]
+    served = simulate(requests, [station(23)], prefill=[station(8)], transfer=lambda _: 0.001)
+    # Thirty-two tokens fit before, and ninety-two behind.
+    assert served.answered.tolist() == [True, False, False]
+
+
 def test_shared_beginnings_are_computed_once() -> None:
     requests = [
         Request(
@@ -305,6 +313,15 @@ def test_prompts_handed_over_take_their_way_and_hold_each_other_up() -> None:
     # Nobody else is there: four steps.
     assert served.end_s[0] == pytest.approx(made + 0.16 + 4 * 0.01)
     assert served.engine.tolist() == [1, 1]
+
+
+def test_groups_of_an_engine_send_and_receive_by_themselves() -> None:
+    requests = [Request(arrival_s=0.0, prompt_tokens=16, output_tokens=5)] * 4
+    made = 0.01 + 4 * 16 * 1e-4  # all prompts in one step
+    for groups, waves in (((1, 1), (1, 2, 3, 4)), ((2, 2), (1, 1, 2, 2)), ((1, 4), (1, 2, 3, 4))):
+        before, after = (station()._replace(groups=count) for count in groups)
+        served = simulate(requests, [after], prefill=[before], transfer=lambda n: n * 0.01)
+        np.testing.assert_allclose(served.first_s, [made + 0.16 * wave for wave in waves])
 
 
 def test_an_engine_without_room_holds_up_those_before_it() -> None:

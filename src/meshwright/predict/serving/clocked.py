@@ -54,6 +54,8 @@ class Station(NamedTuple):
     """Seconds in which a block moves between the device and host memory."""
     ahead: bool = False
     """A step is decided when the one before it begins: who comes meanwhile has to wait for both."""
+    groups: int = 1
+    """Groups of GPUs with requests of their own, each of which sends and receives by itself."""
 
 
 class Stretches(NamedTuple):
@@ -82,11 +84,11 @@ class Clocked:
     __slots__ = (
         "_ahead", "_chunks", "_decodes", "_first_s", "_last_s", "_late", "_more_s", "_prompts",
         "_record", "_steps", "_swap_s", "_waiting", "batcher", "began", "cost", "ends_s",
-        "finished", "is_leaping", "is_waking", "number", "preempted", "start_s",
+        "finished", "groups", "is_leaping", "is_waking", "number", "preempted", "start_s",
     )  # fmt: skip
 
     def __init__(self, station: Station, number: int = 0) -> None:
-        self.number = number
+        self.number, self.groups = number, station.groups
         self.batcher, self.cost = Batcher(station.limits, station.blocks), station.cost
         self._swap_s, self._ahead = station.swap_s, station.ahead
         self.ends_s = inf

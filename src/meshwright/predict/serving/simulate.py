@@ -64,10 +64,13 @@ class _Run:
         self.fronts = [Clocked(each, number) for number, each in enumerate(fronts)]
         self.over_to: Handover | None = None
         if prefill:
-            backs = [Clocked(each, len(fronts) + at) for at, each in enumerate(stations)]
-            self.over_to = Handover(self.fronts, backs, transfer or (lambda _: 0.0), self)
+            others = [Clocked(each, len(fronts) + at) for at, each in enumerate(stations)]
+            self.over_to = Handover(self.fronts, others, transfer or (lambda _: 0.0), self)
         self.engines = self.fronts + (self.over_to.backs if self.over_to else [])
-        self.most = min(each.batcher.pool.size for each in self.engines)
+        # Engines for prompts alone hold no answers.
+        backs = self.over_to.backs if self.over_to else self.fronts
+        self.most = min(each.batcher.pool.size for each in backs)
+        self.most_prompt = min(each.batcher.pool.size for each in self.fronts)
         self.router: Router | None = None
         if len(fronts) > 1:
             self.router = Router(
@@ -157,7 +160,8 @@ class _Run:
     def _arrive(self, number: int, now: float) -> None:
         request = self.requests[number]
         prompt, output = request.prompt_tokens, request.output_tokens or 1
-        if -(-(prompt + output - 1) // self.block) > self.most:
+        block = self.block
+        if -(-(prompt + output - 1) // block) > self.most or -(-prompt // block) > self.most_prompt:
             self._over(number, now)
             return
         keys = None if self.keys is None else self.keys.of(request)
