@@ -1,5 +1,6 @@
 """Requests end once and have all their tokens, whatever happens to them on the way."""
 
+from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.policy.batching import Sequence
-from meshwright.predict.serving.clocked import Clocked, Station
+from meshwright.predict.serving.clocked import Clocked, Cost, Station
+from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.served import Served, slow_gaps, token_gaps
 from meshwright.predict.serving.simulate import simulate
+from meshwright.predict.serving.step_cost import step_cost
+from meshwright.spec import catalog
 from meshwright.spec.serving import Limits
 from meshwright.spec.workload import Request
 
@@ -22,6 +26,8 @@ class Flat(NamedTuple):
     step: float = 0.01
     token: float = 1e-4
     key: float = 0.0
+    window: float = inf
+    host: float = 0.0
 
     def step_s(
         self,
@@ -35,18 +41,26 @@ class Flat(NamedTuple):
     ) -> float:
         del prefill_pairs, sampled
         tokens = captured - decodes if captured else prefill_tokens
-        return self.step + self.token * tokens + self.key * context_sum
+        keys = min(context_sum, self.window * decodes) if decodes else 0.0
+        return max(self.step + self.token * tokens + self.key * keys, self.host)
 
-    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
-        del batch, mean_context
-        return self.step, self.key
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
+        if mean_context > self.window:
+            return max(self.step + self.key * self.window * batch, self.host), 0.0, inf
+        if self.step + self.key * batch * mean_context < self.host:
+            return self.host, 0.0, min(self.window, (self.host - self.step) / (self.key * batch))
+        return self.step, self.key, self.window
 
 
 FLAT = Flat()
+WINDOWED = step_cost(
+    Replica(model=catalog.model("gpt-oss-20b"), cluster=catalog.cluster("h200-superpod"))
+)
+"""Steps of a model whose layers look back 128 tokens, every other one."""
 
 
 def station(
-    blocks: int = 1000, cost: Flat = FLAT, *, ahead: bool = False, **limits: Any
+    blocks: int = 1000, cost: Cost = FLAT, *, ahead: bool = False, **limits: Any
 ) -> Station:
     given_ = {"batch_tokens": 64, "batch_requests": 8, "block_tokens": 4, **limits}
     return Station(cost, Limits(**given_), blocks, ahead=ahead)
@@ -137,11 +151,22 @@ def test_nothing_is_lost_with_few_blocks_and_many_engines(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_many_steps_at_once_are_the_same_as_one_by_one(ahead: bool) -> None:
-    cost = Flat(key=1e-5)
-    requests = asked(60, 5, most=60)
-    leapt = simulate(requests, [station(60, cost, ahead=ahead)])
-    engine = Clocked(station(60, cost))
+@pytest.mark.parametrize(
+    ("cost", "most", "rate"),
+    [
+        (Flat(key=1e-5), 60, 5),
+        (Flat(key=1e-3, window=40.5), 60, 5),
+        (Flat(key=1e-4, host=0.02), 60, 5),
+        (WINDOWED, 200, 10),
+    ],
+    ids=["plain", "window", "host", "gpt-oss"],
+)
+def test_many_steps_at_once_are_the_same_as_one_by_one(
+    cost: Cost, most: int, rate: float, ahead: bool
+) -> None:
+    requests = asked(60, rate, most=most)
+    leapt = simulate(requests, [station(most, cost, ahead=ahead)])
+    engine = Clocked(station(most, cost))
     batcher, now, place = engine.batcher, 0.0, 0
     decided = 0.0
     first, end = [-1.0] * len(requests), [0.0] * len(requests)

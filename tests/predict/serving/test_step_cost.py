@@ -102,6 +102,22 @@ def test_layers_with_a_window_read_no_further() -> None:
     assert cost.decodes_s(8, 8000.0, 20) == pytest.approx(steps)
 
 
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
+@pytest.mark.parametrize(("model", "context"), [("gpt-oss-20b", 100.0), ("qwen3-0.6b", 10.0)])
+def test_closed_form_changes_where_windows_and_hosts_end(
+    model: str, context: float, engine: Engine
+) -> None:
+    # The window is 128; the host of the small model is the longer one at first.
+    cost = step_cost(replica(model, engine=replace(engine, request_s=4e-5)))
+    batch, steps = 64, 900
+    one_by_one = sum(
+        cost.step_s(decodes=batch, context_sum=batch * (context + k)) for k in range(steps)
+    )
+    assert cost.decodes_s(batch, batch * context, steps) == pytest.approx(one_by_one)
+    if engine.hidden or model == "gpt-oss-20b":
+        assert context < cost.decode_line(batch, context)[2] < context + steps
+
+
 def test_latent_of_attention_is_read_whole_on_every_gpu() -> None:
     one, eight = (
         step_cost(replica("deepseek-v3", layout=Layout(tp=tp))).contexts.key_s for tp in (4, 8)
@@ -169,7 +185,7 @@ def test_stages_share_what_contexts_take(model: str) -> None:
 def test_closed_form_equals_steps_where_stages_share(model: str, batch: int) -> None:
     cost = step_cost(replica(model, layout=Layout(pp=4)))
     for tokens in (100.0, 1000.0):
-        fixed, slope = cost.decode_line(batch, tokens)
+        fixed, slope, _ = cost.decode_line(batch, tokens)
         assert fixed + slope * batch * tokens == pytest.approx(
             cost.step_s(decodes=batch, context_sum=batch * tokens)
         )

@@ -1,8 +1,9 @@
 """`Clocked`: one engine on a virtual clock. The batcher decides, a cost model prices it.
 
-Steps in which nothing but decoding happens are taken many at a time, until somebody ends or blocks
-run out. Who comes meanwhile cuts them short: the step that has begun is still done, and the others
-are decided anew. An engine that decides ahead has decided the step after it, too.
+Steps in which nothing but decoding happens are taken many at a time, until somebody ends, blocks
+run out, or contexts outgrow the line that prices them. Who comes meanwhile cuts them short: the
+step that has begun is still done, and the others are decided anew. An engine that decides ahead
+has decided the step after it, too.
 """
 
 from array import array
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
 from meshwright.policy.captured import captured_size
+from meshwright.predict.serving.step_cost import steps_within
 from meshwright.spec.serving import Limits
 
 _NEAR = 1e-9
@@ -36,8 +38,11 @@ class Cost(Protocol):
     ) -> float:
         """Return the seconds of a step."""
 
-    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
-        """Return `fixed` and `slope`: steps that decode take `fixed + slope · contexts`."""
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
+        """Return `fixed` and `slope`: steps that decode take `fixed + slope · contexts`.
+
+        The third is the mean context up to which they do.
+        """
 
 
 class Station(NamedTuple):
@@ -162,7 +167,10 @@ class Clocked:
         if steps:
             decoding = batcher.decoding
             count, keys = decoding.count, decoding.context
-            fixed, slope = self.cost.decode_line(count, keys / count + (steps - 1) / 2)
+            mean = keys / count
+            fixed, slope, until = self.cost.decode_line(count, mean)
+            if until - mean < steps - 1:
+                steps = steps_within(steps, mean, until)
             self._steps, self._decodes, self._prompts = steps, count, 0
             self._first_s = first = fixed + slope * keys
             self._more_s = more = slope * count
@@ -227,7 +235,7 @@ class Clocked:
         count, keys = decoding.count, decoding.context
         if not count:
             count, keys = 1, prompt
-        fixed, slope = self.cost.decode_line(count, keys / count)
+        fixed, slope, _ = self.cost.decode_line(count, keys / count)
         return fixed + slope * keys
 
     def sampled(self) -> set[Sequence]:

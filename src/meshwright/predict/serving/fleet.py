@@ -156,8 +156,8 @@ def stations_of(copies: Copies, tokens: float) -> list[Station]:
 def transfer_of(fleet: Fleet) -> Transfer:
     """Return how long the keys and values of a prompt travel between two engines.
 
-    All GPUs of the smaller group that has a prompt take part. Engines that lie in one scale-up domain use its
-    links, others of one node the way through the host, the rest their network cards.
+    All GPUs of the smaller group that has a prompt take part. Engines that lie in one scale-up
+    domain use its links, others of one node the way through the host, the rest their network cards.
     """
     assert fleet.prefill is not None, "nothing is handed over"
     before, after = fleet.prefill.replica, fleet.serving.replica
@@ -175,8 +175,8 @@ def transfer_of(fleet: Fleet) -> Transfer:
         most = max(cluster.scale_up.gpus, cluster.gpus_per_node)
         fix = f"use at most {format_some(most, 'GPU')} in all"
         raise InputError([Problem("disaggregate", what, fix)])
-    # Each GPU of a group that decodes takes its part over its own links. Copies are no further data:
-    # who sends has to send what is distinct, in even parts.
+    # Each GPU of a group that decodes takes its part over its own links. Copies are no further
+    # data: who sends has to send what is distinct, in even parts.
     senders = layout.tp * layout.pp
     taken, whole = (
         kv_sizes(before.model, each, before.formats) for each in (after.layout, Layout())

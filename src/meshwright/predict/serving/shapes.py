@@ -126,8 +126,7 @@ def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -
     context = asked.prompt + asked.output / 2
 
     def step_s(batch: int) -> float:
-        fixed, slope = cost.decode_line(batch, context)
-        return fixed + slope * batch * context
+        return cost.decodes_s(batch, batch * context, 1)
 
     # What prompts share is found in the cache at best, wherever they are sent.
     long = asked.long_fresh

@@ -14,6 +14,7 @@ bytes and tokens.
 
 from bisect import bisect_right
 from functools import lru_cache
+from math import inf
 
 from msgspec.structs import replace
 
@@ -120,10 +121,11 @@ class StepCost:
             seconds += self._prefill_s + seen_s / min(parts, prefill_tokens)
         return max(seconds, host) if self._hidden else seconds + host
 
-    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
         """Return `fixed` and `slope` of steps that decode: `fixed + slope · context_sum` seconds.
 
-        The line holds as long as the mean context stays on its side of every window.
+        The third is the mean context up to which that holds: the next window, or where the device
+        takes as long as a host that works meanwhile.
         """
         parts = self._pp if batch > self._pp else batch
         fixed = self._fixed.get(batch)
@@ -131,26 +133,41 @@ class StepCost:
             fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
             fixed += self.contexts.request_s * batch / parts
             self._fixed[batch] = fixed
-        slope = self.contexts.key_s / parts
+        slope, until = self.contexts.key_s / parts, inf
         for part in self.contexts.windowed:
             key_s = part.key_s / parts
             if mean_context > part.window:
                 fixed += key_s * part.window * batch
             else:
                 slope += key_s
+                until = min(until, part.window)
         host = self._host_s + self._request_s * batch
         host += self._launches_s if self._alone else 0.0
         if not self._hidden:
-            return fixed + host, slope
-        return (fixed, slope) if fixed + slope * mean_context * batch > host else (host, 0.0)
+            return fixed + host, slope, until
+        if fixed + slope * mean_context * batch >= host:
+            return fixed, slope, until
+        if slope:
+            until = min(until, (host - fixed) / (slope * batch))
+        return host, 0.0, until
 
     def decodes_s(self, batch: int, context_sum: float, steps: int) -> float:
         """Return the seconds of `steps` steps in which `batch` requests decode, no other comes."""
-        if batch <= 0 or steps <= 0:
+        if batch <= 0:
             return 0.0
-        middle = context_sum / batch + (steps - 1) / 2
-        fixed, slope = self.decode_line(batch, middle)
-        return steps * (fixed + slope * middle * batch)
+        seconds, mean = 0.0, context_sum / batch
+        while steps > 0:
+            fixed, slope, until = self.decode_line(batch, mean)
+            count = steps_within(steps, mean, until)
+            seconds += count * (fixed + slope * (mean + (count - 1) / 2) * batch)
+            steps, mean = steps - count, mean + count
+        return seconds
+
+
+def steps_within(steps: int, mean_context: float, until: float) -> int:
+    """Return how many of some steps begin with a mean context of `until` at most; one at least."""
+    left = until - mean_context
+    return steps if left >= steps - 1 else max(1, int(left) + 1)
 
 
 @lru_cache(maxsize=4096)
