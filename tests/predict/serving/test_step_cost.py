@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
+from meshwright.predict.cost.device import costs_for
 from meshwright.predict.serving import SGLANG, VLLM, Formats, Replica, StepCost, step_cost
 from meshwright.predict.serving.engine import MESHWRIGHT, Engine
 from meshwright.predict.serving.fleet import Copies, default_limits, stations_of
 from meshwright.predict.serving.formats import WeightFormat
-from meshwright.predict.serving.layer_work import touched
+from meshwright.predict.serving.layer_work import tokens_work, touched
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.serving import Limits
@@ -69,6 +70,20 @@ def test_gpus_of_a_tensor_group_share_what_goes_to_experts() -> None:
         for tp in (1, 8)
     )  # fmt: skip
     assert together < 1.3 * apart
+
+
+def test_small_kernels_of_experts_have_the_rows_of_all_attention_groups() -> None:
+    model = catalog.model("deepseek-v3")
+    device = costs_for(catalog.gpu("h200-141g-sxm"))
+    shared, groups, whole = (
+        tokens_work(device, model, layout, Formats(), 4096).small_s
+        for layout in (
+            Layout(dp=8, ep=8, expert_tp=1), Layout(dp=8, ep=1, expert_tp=8), Layout(ep=1)
+        )
+    )  # fmt: skip
+    # Eight GPUs have an eighth of all rows each; cut into eight, each has all of them in part.
+    assert shared == pytest.approx(whole / 8)
+    assert groups > shared
 
 
 def test_decoding_reads_each_key_once() -> None:
