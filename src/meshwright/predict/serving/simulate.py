@@ -208,10 +208,10 @@ class _Run:
 
         Its own steps would do worse: prompts of others and waiting for room lie between them.
         """
-        station, late_s = self.station, self.station.delay_s
-        if station.delay_steps:
-            late_s += station.delay_steps * engine.decode_s(sequence.prompt)
-        self.delay_s[sequence.request] = late_s
+        steps = self.station.delay_steps
+        if steps:
+            late_s = self.station.delay_s + steps * engine.decode_s(sequence.prompt)
+            self.delay_s[sequence.request] = late_s
 
     def _over(self, number: int, now: float) -> None:
         """Let the next request be sent when the client has the end of one."""

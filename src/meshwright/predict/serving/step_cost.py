@@ -29,6 +29,8 @@ from meshwright.predict.serving.replica import Replica
 GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
         6144, 8192, 16384, 32768)  # fmt: skip
 """Numbers of tokens that are priced in full."""
+KEPT = 1 << 14
+"""Points of a line whose values are kept."""
 STREAMS = "sm_90"
 """Where kernels begin before the one before them has ended."""
 LAUNCHES = 11
@@ -70,9 +72,11 @@ class StepCost:
         self.replica = replica
         self.contexts = contexts(device, model, layout, formats, engine)
         self._pp = layout.pp
-        self._tokens = Line(GRID, [_tokens_s(replica, formats, device, n) for n in GRID])
-        self._head = Line(GRID, [head_s(device, model, layout, formats, n) for n in GRID])
-        self._fixed: dict[int, float] = {}
+        tokens = Line(GRID, [_tokens_s(replica, formats, device, n) for n in GRID])
+        head = Line(GRID, [head_s(device, model, layout, formats, n) for n in GRID])
+        # Looked up a million times in a simulation, at few points.
+        self._tokens, self._head = lru_cache(KEPT)(tokens), lru_cache(KEPT)(head)
+        self._lines: dict[int, tuple[float, float, float]] = {}
         self._passing_s = (layout.pp - 1) * _hop_s(replica)
         casts = tokens_work(device, model, layout, formats, 1).casts
         self._launches_s = engine.launch_s * (model.layers + engine.casts * casts / LAUNCHES)
@@ -82,6 +86,7 @@ class StepCost:
         # On a processor no graphs launch: the host starts every kernel, and runs it.
         self._alone = replica.cluster.gpu.kind == "cpu"
         self._hidden = replica.works_ahead
+        self._is_one_line = not (self.contexts.windowed or self._hidden)
 
     def step_s(
         self,
@@ -127,13 +132,12 @@ class StepCost:
         The third is the mean context up to which that holds: the next window, or where the device
         takes as long as a host that works meanwhile.
         """
-        parts = self._pp if batch > self._pp else batch
-        fixed = self._fixed.get(batch)
-        if fixed is None:
-            fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
-            fixed += self.contexts.request_s * batch / parts
-            self._fixed[batch] = fixed
-        slope, until = self.contexts.key_s / parts, inf
+        known = self._lines.get(batch)
+        if known is None:
+            known = self._lines[batch] = self._line(batch)
+        if self._is_one_line:
+            return known
+        (fixed, slope, until), parts = known, min(self._pp, batch)
         for part in self.contexts.windowed:
             key_s = part.key_s / parts
             if mean_context > part.window:
@@ -141,15 +145,24 @@ class StepCost:
             else:
                 slope += key_s
                 until = min(until, part.window)
-        host = self._host_s + self._request_s * batch
-        host += self._launches_s if self._alone else 0.0
         if not self._hidden:
-            return fixed + host, slope, until
+            return fixed, slope, until
+        host = self._host_of(batch)
         if fixed + slope * mean_context * batch >= host:
             return fixed, slope, until
         if slope:
             until = min(until, (host - fixed) / (slope * batch))
         return host, 0.0, until
+
+    def _line(self, batch: int) -> tuple[float, float, float]:
+        """Return the same without windows, and without a host that works meanwhile."""
+        parts, about = min(self._pp, batch), self.contexts
+        fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
+        fixed += about.request_s * batch / parts
+        return fixed + (0.0 if self._hidden else self._host_of(batch)), about.key_s / parts, inf
+
+    def _host_of(self, batch: int) -> float:
+        return self._host_s + self._request_s * batch + (self._launches_s if self._alone else 0.0)
 
     def decodes_s(self, batch: int, context_sum: float, steps: int) -> float:
         """Return the seconds of `steps` steps in which `batch` requests decode, no other comes."""
