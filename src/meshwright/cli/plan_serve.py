@@ -303,7 +303,7 @@ def _nothing(question: ServingQuestion, found: ServingAnswer, times: str) -> tup
     """Say why there is no plan."""
     asked = ", ".join(f"{n} ≤ {format_seconds(v)}" for n, v in question.objective.items())
     there = question.allowed_gpus
-    said = f"no fleet of {format_some(there, 'GPU')} or fewer keeps to {asked}"
+    said = f"no fleet of {format_some(there, 'GPU')} or fewer was found that keeps to {asked}"
     rows = list(found.refused.items())[-_MOST_SHOWN:]
     near = ""
     if found.nearest is not None:

@@ -71,7 +71,7 @@ class Waiting(Generic[W]):
         if line is None:
             line = level[one.tenant] = deque()
             self._only = line if len(self._levels) == len(level) == 1 else None
-        if not line and not self._is_waiting(one.tenant):
+        if not line and not (self.count and self._is_waiting(one.tenant)):
             self._enter(one.tenant)
         if first:
             line.appendleft(one)

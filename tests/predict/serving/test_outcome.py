@@ -115,6 +115,36 @@ def test_keys_and_values_travel_by_the_links_between_the_engines() -> None:
     assert far(1000) == pytest.approx(sent / (0.6 * 8 * cards), rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("model", "before", "after", "parts"),
+    [
+        ("deepseek-v3", 8, 1, 1),
+        ("deepseek-v3", 8, 8, 1),
+        ("deepseek-v3", 1, 8, 1),
+        ("llama3.1-8b", 16, 8, 8),
+        ("llama3.1-8b", 8, 4, 4),
+        ("llama3.1-8b", 4, 8, 4),
+    ],
+)
+def test_copies_of_keys_and_values_are_handed_over_once(
+    model: str, before: int, after: int, parts: int
+) -> None:
+    wide = catalog.cluster("h200-superpod").with_gpus(64)
+
+    def copies(tp: int) -> Copies:
+        layout = Layout(tp=tp, dp=8 // tp, ep=8, expert_tp=1) if tp < 8 else Layout(tp=tp)
+        if model != "deepseek-v3":
+            layout = Layout(tp=tp)
+        replica = Replica(model=catalog.model(model), cluster=wide, layout=layout)
+        return Copies(replica=replica, limits=default_limits(replica), count=2)
+
+    took = transfer_of(Fleet(serving=copies(after), prefill=copies(before)))(4000)
+    # A latent of 61 layers, 512 numbers and 64 of its place; or keys and values of 8 heads.
+    whole = 4000 * (61 * 576 * 2 if model == "deepseek-v3" else 131072)
+    alone = whole / parts / (0.6 * wide.nic_bytes_per_s_per_gpu)
+    assert took == pytest.approx(alone, rel=0.02)
+
+
 def test_engines_of_one_node_without_fast_links_hand_over_through_the_host() -> None:
     box = catalog.cluster("rtx-4090-box")
     replica = Replica(model=MODEL, cluster=box)

@@ -16,7 +16,7 @@ from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.shapes import Shape, Space, asked_of, candidates, shape_of
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
-from meshwright.spec.workload import Poisson, Request, Requests, Uniform
+from meshwright.spec.workload import Fixed, Poisson, Prefixes, Request, Requests, Uniform
 
 CLUSTER = catalog.cluster("h200-superpod").with_gpus(16)
 MODEL = catalog.model("llama3.1-8b")
@@ -83,6 +83,63 @@ def test_bounds_are_never_above_what_a_simulation_takes() -> None:
         fleet = Fleet(serving=Copies(replica=shape.replica, limits=default_limits(shape.replica)))
         served = run_fleet(fleet, requests)
         assert len(requests) * shape.least_s < served.seconds
+
+
+def shared(rate: float, count: int = 300) -> tuple[Request, ...]:
+    """Return requests whose long prompts begin in one of four ways."""
+    stream = Requests(
+        arrival=Poisson(rate_per_s=rate), prompt=Fixed(tokens=4200), output=Fixed(tokens=20),
+        prefix=Prefixes(groups=4, tokens=Fixed(tokens=4096)),
+    )  # fmt: skip
+    return tuple(stream.generate(0, count))
+
+
+def test_what_prompts_share_is_no_work_of_a_bound() -> None:
+    requests = list(shared(100, 600))
+    about = asked_of(requests)
+    assert about.prompt == 4200
+    assert about.fresh == pytest.approx(104 + 4 * 4096 / 600)
+    assert about.long_fresh == 104
+    shape = shape_of(Layout(), Replica(model=MODEL, cluster=CLUSTER), about, {"ttft": inf})
+    assert isinstance(shape, Shape)
+    fleet = Fleet(serving=Copies(replica=shape.replica, limits=default_limits(shape.replica)))
+    assert len(requests) * shape.least_s < run_fleet(fleet, requests).seconds
+
+
+def test_prompts_that_share_their_beginning_take_few_gpus() -> None:
+    # Whole prompts would keep more than two GPUs busy.
+    answer = plan_serving(question(requests=shared(30), objective={"ttft": 0.2}, most_gpus=2))
+    assert answer.plans[0].fleet.gpus == 1
+
+
+def test_layouts_are_refused_for_no_request_that_may_be_late() -> None:
+    lengths = [100] * 79 + [20_000] * 21
+    requests = tuple(
+        Request(arrival_s=float(at), prompt_tokens=length, output_tokens=5)
+        for at, length in enumerate(lengths)
+    )
+    alone = question(requests=requests, objective={"ttft": 0.3}, space=Space(tp=(1,), pp=(1,)))
+    few, most = (
+        plan_serving(msgspec.structs.replace(alone, attain=attain)) for attain in (0.75, 0.9)
+    )
+    assert few.plans[0].fleet.gpus == 1
+    assert few.plans[0].outcome.good_share == pytest.approx(0.79)
+    assert "20,000 tokens" in most.refused["1 GPU"]
+
+
+def test_a_fleet_that_is_near_enough_is_the_plan() -> None:
+    # Few requests within a moment: their rate is far beyond what one GPU keeps up with.
+    burst = tuple(
+        Request(arrival_s=1e-3 * at, prompt_tokens=2000, output_tokens=20) for at in range(20)
+    )
+    answer = plan_serving(
+        question(
+            requests=burst, objective={"ttft": 30.0}, most_gpus=4, space=Space(tp=(1,), pp=(1,))
+        )
+    )
+    assert answer.beaten == 1
+    assert answer.nearest is None
+    assert answer.plans[0].fleet.gpus == 1
 
 
 def test_engines_for_prompts_alone_are_looked_at() -> None:
@@ -212,14 +269,14 @@ def test_only_what_the_target_can_run_is_planned_for_it() -> None:
     assert own.plans
     assert own.refused["pp 2"] == "mw serve shares a model by tp alone, without pp, dp or ep"
     shared = question(
-        30, objective=steady, apart=True, target="meshwright", space=Space(tp=(2,), pp=(1,))
+        60, objective=steady, apart=True, target="meshwright", space=Space(tp=(2,), pp=(1,))
     )
     assert "one GPU each" in plan_serving(shared).refused["tp 2 → tp 2"]
     for plan in own.plans:
         assert plan.fleet.gpus <= CLUSTER.gpus_per_node
         assert command_lines(plan.fleet, "meshwright", "folder").lines
     quick = {"ttft": 1.0, "itl": 0.015}
-    staged = question(20, objective=quick, apart=True, space=Space(tp=(1,), pp=(2,)))
+    staged = question(50, objective=quick, apart=True, space=Space(tp=(1,), pp=(2,)))
     assert any(plan.fleet.prefill for plan in plan_serving(staged).plans)
     theirs = plan_serving(msgspec.structs.replace(staged, target="vllm"))
     assert [plan.fleet.prefill for plan in theirs.plans] == [None]

@@ -1,5 +1,6 @@
 """Requests end once and have all their tokens, whatever happens to them on the way."""
 
+from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.policy.batching import Sequence
-from meshwright.predict.serving.clocked import Clocked, Station
+from meshwright.predict.serving.clocked import Clocked, Cost, Station
+from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.served import Served, slow_gaps, token_gaps
 from meshwright.predict.serving.simulate import simulate
+from meshwright.predict.serving.step_cost import step_cost
+from meshwright.spec import catalog
 from meshwright.spec.serving import Limits
 from meshwright.spec.workload import Request
 
@@ -22,6 +26,8 @@ class Flat(NamedTuple):
     step: float = 0.01
     token: float = 1e-4
     key: float = 0.0
+    window: float = inf
+    host: float = 0.0
 
     def step_s(
         self,
@@ -35,18 +41,26 @@ class Flat(NamedTuple):
     ) -> float:
         del prefill_pairs, sampled
         tokens = captured - decodes if captured else prefill_tokens
-        return self.step + self.token * tokens + self.key * context_sum
+        keys = min(context_sum, self.window * decodes) if decodes else 0.0
+        return max(self.step + self.token * tokens + self.key * keys, self.host)
 
-    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
-        del batch, mean_context
-        return self.step, self.key
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
+        if mean_context > self.window:
+            return max(self.step + self.key * self.window * batch, self.host), 0.0, inf
+        if self.step + self.key * batch * mean_context < self.host:
+            return self.host, 0.0, min(self.window, (self.host - self.step) / (self.key * batch))
+        return self.step, self.key, self.window
 
 
 FLAT = Flat()
+WINDOWED = step_cost(
+    Replica(model=catalog.model("gpt-oss-20b"), cluster=catalog.cluster("h200-superpod"))
+)
+"""Steps of a model whose layers look back 128 tokens, every other one."""
 
 
 def station(
-    blocks: int = 1000, cost: Flat = FLAT, *, ahead: bool = False, **limits: Any
+    blocks: int = 1000, cost: Cost = FLAT, *, ahead: bool = False, **limits: Any
 ) -> Station:
     given_ = {"batch_tokens": 64, "batch_requests": 8, "block_tokens": 4, **limits}
     return Station(cost, Limits(**given_), blocks, ahead=ahead)
@@ -137,11 +151,22 @@ def test_nothing_is_lost_with_few_blocks_and_many_engines(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_many_steps_at_once_are_the_same_as_one_by_one(ahead: bool) -> None:
-    cost = Flat(key=1e-5)
-    requests = asked(60, 5, most=60)
-    leapt = simulate(requests, [station(60, cost, ahead=ahead)])
-    engine = Clocked(station(60, cost))
+@pytest.mark.parametrize(
+    ("cost", "most", "rate"),
+    [
+        (Flat(key=1e-5), 60, 5),
+        (Flat(key=1e-3, window=40.5), 60, 5),
+        (Flat(key=1e-4, host=0.02), 60, 5),
+        (WINDOWED, 200, 10),
+    ],
+    ids=["plain", "window", "host", "gpt-oss"],
+)
+def test_many_steps_at_once_are_the_same_as_one_by_one(
+    cost: Cost, most: int, rate: float, ahead: bool
+) -> None:
+    requests = asked(60, rate, most=most)
+    leapt = simulate(requests, [station(most, cost, ahead=ahead)])
+    engine = Clocked(station(most, cost))
     batcher, now, place = engine.batcher, 0.0, 0
     decided = 0.0
     first, end = [-1.0] * len(requests), [0.0] * len(requests)
@@ -224,15 +249,51 @@ def test_what_lies_around_an_engine_counts_in_its_steps_and_stretches_no_gap() -
         simulate(requests, [station()._replace(delay_s=0.1 * much, delay_steps=3.0 * much)])
         for much in (0, 1)
     )
-    own_s = (plain.end_s - plain.first_s) / np.maximum(1, plain.output_tokens - 1)
-    assert late.first_s == pytest.approx(plain.first_s + 0.1 + 3 * own_s)
-    assert late.end_s == pytest.approx(plain.end_s + 0.1 + 3 * own_s)
+    assert late.first_s == pytest.approx(plain.first_s + 0.1 + 3 * FLAT.step)
+    assert late.end_s == pytest.approx(plain.end_s + 0.1 + 3 * FLAT.step)
+    assert late.seconds == pytest.approx(plain.seconds), "engines are done as early"
     for longest_s in (0.005, 0.012, 0.1):
         assert slow_gaps(late, longest_s).tolist() == slow_gaps(plain, longest_s).tolist()
     # Who keeps so many in flight sends the next one that much later.
     alike = [Request(arrival_s=0.0, prompt_tokens=5, output_tokens=11)] * 20
     served = simulate(alike, [station()._replace(delay_steps=3.0)], in_flight=4)
     assert served.end_s.max() == pytest.approx(5 * (11 * 0.01 + 4 * 5e-4 + 3 * 0.01))
+
+
+@pytest.mark.parametrize("mixing", ["mixed", "apart"])
+@pytest.mark.parametrize("in_flight", [None, 8])
+def test_prompts_and_waiting_are_no_part_of_what_lies_around_an_engine(
+    mixing: str, in_flight: int | None
+) -> None:
+    # Prompts take a hundred times as long as a step, and those of others come between tokens.
+    dear = station(40, Flat(token=0.05), mixing=mixing)._replace(delay_steps=20.0)
+    for outputs in (1, 2, 9):
+        requests = [
+            Request(arrival_s=0.1 * number, prompt_tokens=20, output_tokens=outputs)
+            for number in range(40)
+        ]
+        served = simulate(requests, [dear], in_flight=in_flight)
+        assert served.delay_s == pytest.approx(20 * FLAT.step)
+
+
+def test_steps_around_an_engine_are_those_of_the_batch_that_is_joined() -> None:
+    cost = Flat(key=1e-4, token=0.0)
+    requests = [
+        Request(arrival_s=at, prompt_tokens=10, output_tokens=outputs)
+        for at, outputs in ((0.0, 30), (0.1, 30), (9.0, 1))
+    ]
+    first, second, alone = simulate(
+        requests, [station(cost=cost)._replace(delay_steps=1.0)]
+    ).delay_s
+    assert first == pytest.approx(cost.step + 11 * cost.key)
+    assert second > first + 11 * cost.key
+    assert alone == pytest.approx(cost.step + 10 * cost.key)
+    moved = simulate(
+        requests, [station(cost=cost)], prefill=[station()._replace(delay_steps=1.0)]
+    ).delay_s
+    # Where prompts are apart, steps are those of who decodes.
+    assert moved[0] == pytest.approx(cost.step + 10 * cost.key)
+    assert moved[1] > moved[0]
 
 
 def test_what_never_fits_is_refused_and_the_others_go_on() -> None:
@@ -243,6 +304,14 @@ def test_what_never_fits_is_refused_and_the_others_go_on() -> None:
     served = simulate(requests, [station(8)], in_flight=1)
     assert served.answered.tolist() == [False, True]
     assert np.isnan(served.end_s[0])
+
+
+def test_engines_for_prompts_alone_need_no_room_for_answers() -> None:
+    lengths = ((32, 60), (33, 60), (32, 90))
+    requests = [Request(arrival_s=0.0, prompt_tokens=p, output_tokens=o) for p, o in lengths]
+    served = simulate(requests, [station(23)], prefill=[station(8)], transfer=lambda _: 0.001)
+    # Thirty-two tokens fit before, and ninety-two behind.
+    assert served.answered.tolist() == [True, False, False]
 
 
 def test_shared_beginnings_are_computed_once() -> None:
@@ -269,6 +338,15 @@ def test_prompts_handed_over_take_their_way_and_hold_each_other_up() -> None:
     # Nobody else is there: four steps.
     assert served.end_s[0] == pytest.approx(made + 0.16 + 4 * 0.01)
     assert served.engine.tolist() == [1, 1]
+
+
+def test_groups_of_an_engine_send_and_receive_by_themselves() -> None:
+    requests = [Request(arrival_s=0.0, prompt_tokens=16, output_tokens=5)] * 4
+    made = 0.01 + 4 * 16 * 1e-4  # all prompts in one step
+    for groups, waves in (((1, 1), (1, 2, 3, 4)), ((2, 2), (1, 1, 2, 2)), ((1, 4), (1, 2, 3, 4))):
+        before, after = (station()._replace(groups=count) for count in groups)
+        served = simulate(requests, [after], prefill=[before], transfer=lambda n: n * 0.01)
+        np.testing.assert_allclose(served.first_s, [made + 0.16 * wave for wave in waves])
 
 
 def test_an_engine_without_room_holds_up_those_before_it() -> None:

@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
+from meshwright.predict.cost.device import costs_for
 from meshwright.predict.serving import SGLANG, VLLM, Formats, Replica, StepCost, step_cost
 from meshwright.predict.serving.engine import MESHWRIGHT, Engine
 from meshwright.predict.serving.fleet import Copies, default_limits, stations_of
 from meshwright.predict.serving.formats import WeightFormat
-from meshwright.predict.serving.layer_work import touched
+from meshwright.predict.serving.layer_work import tokens_work, touched
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.serving import Limits
@@ -71,6 +72,20 @@ def test_gpus_of_a_tensor_group_share_what_goes_to_experts() -> None:
     assert together < 1.3 * apart
 
 
+def test_small_kernels_of_experts_have_the_rows_of_all_attention_groups() -> None:
+    model = catalog.model("deepseek-v3")
+    device = costs_for(catalog.gpu("h200-141g-sxm"))
+    shared, groups, whole = (
+        tokens_work(device, model, layout, Formats(), 4096).small_s
+        for layout in (
+            Layout(dp=8, ep=8, expert_tp=1), Layout(dp=8, ep=1, expert_tp=8), Layout(ep=1)
+        )
+    )  # fmt: skip
+    # Eight GPUs have an eighth of all rows each; cut into eight, each has all of them in part.
+    assert shared == pytest.approx(whole / 8)
+    assert groups > shared
+
+
 def test_decoding_reads_each_key_once() -> None:
     cost = step_cost(replica())
     few, many = (cost.step_s(decodes=64, context_sum=keys) for keys in (64_000, 128_000))
@@ -100,6 +115,22 @@ def test_layers_with_a_window_read_no_further() -> None:
     assert far == pytest.approx(near / 2)
     steps = sum(cost.step_s(decodes=8, context_sum=8 * (1000.0 + k)) for k in range(20))
     assert cost.decodes_s(8, 8000.0, 20) == pytest.approx(steps)
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
+@pytest.mark.parametrize(("model", "context"), [("gpt-oss-20b", 100.0), ("qwen3-0.6b", 10.0)])
+def test_closed_form_changes_where_windows_and_hosts_end(
+    model: str, context: float, engine: Engine
+) -> None:
+    # The window is 128; the host of the small model is the longer one at first.
+    cost = step_cost(replica(model, engine=replace(engine, request_s=4e-5)))
+    batch, steps = 64, 900
+    one_by_one = sum(
+        cost.step_s(decodes=batch, context_sum=batch * (context + k)) for k in range(steps)
+    )
+    assert cost.decodes_s(batch, batch * context, steps) == pytest.approx(one_by_one)
+    if engine.hidden or model == "gpt-oss-20b":
+        assert context < cost.decode_line(batch, context)[2] < context + steps
 
 
 def test_latent_of_attention_is_read_whole_on_every_gpu() -> None:
@@ -139,6 +170,40 @@ def test_stages_pass_parts_of_the_batch() -> None:
     assert staged.step_s(decodes=64, context_sum=0) == pytest.approx(
         whole.step_s(decodes=32, context_sum=0), rel=0.02
     )
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "gpt-oss-20b", "qwen3-next-80b-a3b"])
+def test_stages_share_what_contexts_take(model: str) -> None:
+    whole, staged = (step_cost(replica(model, layout=Layout(pp=pp))) for pp in (1, 4))
+
+    def keys_s(cost: StepCost, decodes: int) -> float:
+        many, few = (
+            cost.step_s(decodes=decodes, context_sum=decodes * tokens) for tokens in (8000.0, 1.0)
+        )
+        return many - few
+
+    def pairs_s(cost: StepCost) -> float:
+        many, few = (
+            cost.step_s(prefill_tokens=4096, prefill_pairs=4096 * seen) for seen in (4000.0, 1.0)
+        )
+        return many - few
+
+    assert keys_s(staged, 256) == pytest.approx(keys_s(whole, 256) / 4)
+    assert pairs_s(staged) == pytest.approx(pairs_s(whole) / 4)
+    # One request passes all stages, one after the other; two are in two of them.
+    assert keys_s(staged, 1) == pytest.approx(keys_s(whole, 1))
+    assert keys_s(staged, 2) == pytest.approx(keys_s(whole, 2) / 2)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 256])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "qwen3-next-80b-a3b"])
+def test_closed_form_equals_steps_where_stages_share(model: str, batch: int) -> None:
+    cost = step_cost(replica(model, layout=Layout(pp=4)))
+    for tokens in (100.0, 1000.0):
+        fixed, slope, _ = cost.decode_line(batch, tokens)
+        assert fixed + slope * batch * tokens == pytest.approx(
+            cost.step_s(decodes=batch, context_sum=batch * tokens)
+        )
 
 
 def test_host_hides_behind_the_gpu_or_adds_to_it() -> None:
@@ -263,7 +328,8 @@ def test_few_rows_of_sixteen_bits_are_streamed() -> None:
         return without - streamed
 
     # Four products of each layer begin 2.5 µs earlier.
-    assert gained(64) == gained(128) == pytest.approx(32 * 4 * 2.5e-6)
+    assert gained(64) == pytest.approx(32 * 4 * 2.5e-6)
+    assert gained(128) == pytest.approx(gained(64))
     assert gained(256) == 0.0
     assert gained(64, "fp8") == 0.0
 

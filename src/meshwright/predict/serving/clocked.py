@@ -1,12 +1,14 @@
 """`Clocked`: one engine on a virtual clock. The batcher decides, a cost model prices it.
 
-Steps in which nothing but decoding happens are taken many at a time, until somebody ends or blocks
-run out. Who comes meanwhile cuts them short: the step that has begun is still done, and the others
-are decided anew. An engine that decides ahead has decided the step after it, too.
+Steps in which nothing but decoding happens are taken many at a time, until somebody ends, blocks
+run out, or contexts outgrow the line that prices them. Who comes meanwhile cuts them short: the
+step that has begun is still done, and the others are decided anew. An engine that decides ahead
+has decided the step after it, too.
 """
 
 from array import array
 from math import ceil, inf, sqrt
+from struct import Struct
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 
 from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
 from meshwright.policy.captured import captured_size
+from meshwright.predict.serving.step_cost import steps_within
 from meshwright.spec.serving import Limits
 
 _NEAR = 1e-9
@@ -36,8 +39,11 @@ class Cost(Protocol):
     ) -> float:
         """Return the seconds of a step."""
 
-    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
-        """Return `fixed` and `slope`: steps that decode take `fixed + slope · contexts`."""
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
+        """Return `fixed` and `slope`: steps that decode take `fixed + slope · contexts`.
+
+        The third is the mean context up to which they do.
+        """
 
 
 class Station(NamedTuple):
@@ -49,11 +55,13 @@ class Station(NamedTuple):
     delay_s: float = 0.0
     """From a request at the server to its engine, and from a token to the client."""
     delay_steps: float = 0.0
-    """The same in steps, which are counted as long as the request's own are in the mean."""
+    """The same in steps that decode, each as long as one of the batch that the request joins."""
     swap_s: float = 0.0
     """Seconds in which a block moves between the device and host memory."""
     ahead: bool = False
     """A step is decided when the one before it begins: who comes meanwhile has to wait for both."""
+    groups: int = 1
+    """Groups of GPUs with requests of their own, each of which sends and receives by itself."""
 
 
 class Stretches(NamedTuple):
@@ -76,17 +84,21 @@ class Stretches(NamedTuple):
     """Blocks in use."""
 
 
+_ROW = Struct(f"{len(Stretches._fields)}d")
+"""One row of them, packed: three times as quick as letting an array take its numbers."""
+
+
 class Clocked:
     """A batcher whose steps take as long as a cost model says."""
 
     __slots__ = (
         "_ahead", "_chunks", "_decodes", "_first_s", "_last_s", "_late", "_more_s", "_prompts",
         "_record", "_steps", "_swap_s", "_waiting", "batcher", "began", "cost", "ends_s",
-        "finished", "is_leaping", "is_waking", "number", "preempted", "start_s",
+        "finished", "groups", "is_leaping", "is_waking", "number", "preempted", "start_s",
     )  # fmt: skip
 
     def __init__(self, station: Station, number: int = 0) -> None:
-        self.number = number
+        self.number, self.groups = number, station.groups
         self.batcher, self.cost = Batcher(station.limits, station.blocks), station.cost
         self._swap_s, self._ahead = station.swap_s, station.ahead
         self.ends_s = inf
@@ -124,7 +136,7 @@ class Clocked:
     @property
     def waiting(self) -> int:
         """Sequences that wait for a place."""
-        return len(self.batcher.waiting) + len(self._late)
+        return self.batcher.waiting.count + len(self._late)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence leave that is not done."""
@@ -160,11 +172,15 @@ class Clocked:
         if steps:
             decoding = batcher.decoding
             count, keys = decoding.count, decoding.context
-            fixed, slope = self.cost.decode_line(count, keys / count + (steps - 1) / 2)
+            mean = keys / count
+            self._waiting = batcher.waiting.count + len(self._late)
+            fixed, slope, until = self.cost.decode_line(count, mean)
+            if until - mean < steps - 1:
+                steps = steps_within(steps, mean, until)
             self._steps, self._decodes, self._prompts = steps, count, 0
             self._first_s = first = fixed + slope * keys
             self._more_s = more = slope * count
-            self.is_leaping, self._waiting = True, self.waiting
+            self.is_leaping = True
             self.ends_s = end = now_s + steps * (first + more * (steps - 1) / 2)
             return end
         batch = batcher.next()
@@ -206,8 +222,8 @@ class Clocked:
             self._leap()
         elif self.began:
             joined = sum([one.state is State.DECODING for one in self.began])
-        self._record.extend(
-            (
+        self._record.frombytes(
+            _ROW.pack(
                 self.start_s, self.ends_s, self._steps, self._decodes, self._prompts, joined,
                 batcher.running, self._waiting, batcher.pool.held,
             )
@@ -218,6 +234,15 @@ class Clocked:
         """Return what it did."""
         rows = np.array(self._record, dtype=np.float64).reshape(-1, len(Stretches._fields))
         return Stretches(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def decode_s(self, prompt: int) -> float:
+        """Return the seconds of a step that decodes for all who do, or for such a prompt alone."""
+        decoding = self.batcher.decoding
+        count, keys = decoding.count, decoding.context
+        if not count:
+            count, keys = 1, prompt
+        fixed, slope, _ = self.cost.decode_line(count, keys / count)
+        return fixed + slope * keys
 
     def sampled(self) -> set[Sequence]:
         """Return whose token was computed in the last step, and not elsewhere before."""

@@ -5,6 +5,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.policy.routing import ROUTINGS, Routing
 from meshwright.predict.serving.clocked import Station
+from meshwright.predict.serving.contexts import kv_sizes
 from meshwright.predict.serving.handover import Transfer
 from meshwright.predict.serving.memory import serving_memory
 from meshwright.predict.serving.replica import Replica
@@ -12,6 +13,7 @@ from meshwright.predict.serving.served import Served
 from meshwright.predict.serving.simulate import simulate
 from meshwright.predict.serving.step_cost import step_cost
 from meshwright.spec.bounds import Bounds
+from meshwright.spec.layout import Layout
 from meshwright.spec.model import GatedDelta, Mamba2
 from meshwright.spec.serving import Limits
 from meshwright.spec.units import format_bytes, format_some
@@ -146,6 +148,7 @@ def stations_of(copies: Copies, tokens: float) -> list[Station]:
         replica.engine.arrival_steps,
         block_bytes / (TRANSFER_SHARE * replica.cluster.host.gpu_bytes_per_s),
         ahead=replica.works_ahead,
+        groups=replica.layout.dp,
     )
     return [station] * copies.count
 
@@ -153,8 +156,8 @@ def stations_of(copies: Copies, tokens: float) -> list[Station]:
 def transfer_of(fleet: Fleet) -> Transfer:
     """Return how long the keys and values of a prompt travel between two engines.
 
-    All GPUs of the smaller engine take part. Engines that lie in one scale-up domain use its
-    links, others of one node the way through the host, the rest their network cards.
+    All GPUs of the smaller group that has a prompt take part. Engines that lie in one scale-up
+    domain use its links, others of one node the way through the host, the rest their network cards.
     """
     assert fleet.prefill is not None, "nothing is handed over"
     before, after = fleet.prefill.replica, fleet.serving.replica
@@ -172,12 +175,15 @@ def transfer_of(fleet: Fleet) -> Transfer:
         most = max(cluster.scale_up.gpus, cluster.gpus_per_node)
         fix = f"use at most {format_some(most, 'GPU')} in all"
         raise InputError([Problem("disaggregate", what, fix)])
-    sizes = serving_memory(before).kv
-    # One attention group of the sender has the prompt, each of its GPUs and stages a part.
+    # Each GPU of a group that decodes takes its part over its own links. Copies are no further
+    # data: who sends has to send what is distinct, in even parts.
     senders = layout.tp * layout.pp
-    whole = min(senders, after.layout.tp * after.layout.pp) * TRANSFER_SHARE * rate
+    taken, whole = (
+        kv_sizes(before.model, each, before.formats) for each in (after.layout, Layout())
+    )
 
     def seconds(tokens: int) -> float:
-        return latency + sizes.bytes_of(tokens) * senders / whole
+        most = max(taken.bytes_of(tokens), whole.bytes_of(tokens) / senders)
+        return latency + most / (TRANSFER_SHARE * rate)
 
     return seconds

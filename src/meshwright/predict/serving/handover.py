@@ -1,12 +1,13 @@
 """`Handover`: keys and values of prompts on their way from the engines that made them.
 
 Who decodes takes them when it has blocks and a place for them; until they are there, the engine
-that made them keeps its own. So a full engine holds up those before it. Each engine sends, and
-receives, one prompt at a time over all its links.
+that made them keeps its own. So a full engine holds up those before it. Each engine, or each group
+of its GPUs with requests of its own, sends and receives one prompt at a time over all its links.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heapreplace
 from math import inf
 from typing import Protocol
 
@@ -45,6 +46,9 @@ class Run(Protocol):
     def enter(self, engine: Clocked, sequence: Answering, now: float) -> None:
         """Let a sequence wait at an engine."""
 
+    def is_late(self, engine: Clocked, sequence: Answering) -> None:
+        """Count what lies around an engine in steps of the batch that a sequence joins."""
+
 
 class Handover:
     """What lies between engines for prompts and engines that decode."""
@@ -58,8 +62,8 @@ class Handover:
         self._queues: list[deque[Handed]] = [deque() for _ in backs]
         self._coming = [0] * len(backs)
         """Prompts that are on their way to each."""
-        self._taken_s = [0.0] * (len(fronts) + len(backs))
-        """Until when the links of each engine are taken."""
+        self._taken_s = [[0.0] * engine.groups for engine in (*fronts, *backs)]
+        """Until when the links of each engine's groups are taken, as heaps."""
 
     def leave(self, engine: Clocked, sequence: Answering, now: float) -> bool:
         """Let a prompt's keys and values wait for their way; False where the answer is done."""
@@ -102,6 +106,7 @@ class Handover:
         run.engine[number] = engine.number
         prompt = asked.prompt_tokens
         sequence = Answering(prompt, asked.output_tokens, request=number, done=prompt)
+        run.is_late(engine, sequence)
         run.enter(engine, sequence, now)
 
     def _move(self, place: int, now: float) -> None:
@@ -119,9 +124,9 @@ class Handover:
                 return
             queue.popleft()
             self._coming[place] += 1
-            links, ends = self._taken_s, (handed.source.number, engine.number)
-            start = max(now, *(links[end] for end in ends))
-            tokens = run.requests[handed.request].prompt_tokens
-            for end in ends:
-                links[end] = start + self._transfer(tokens)
-            run.expect(handed, links[engine.number])
+            ends = [self._taken_s[at] for at in (handed.source.number, engine.number)]
+            start = max(now, *(taken[0] for taken in ends))
+            there = start + self._transfer(run.requests[handed.request].prompt_tokens)
+            for taken in ends:
+                heapreplace(taken, there)
+            run.expect(handed, there)

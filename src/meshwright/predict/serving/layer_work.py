@@ -180,12 +180,16 @@ def _distinct(places: int, draws: int) -> float:
     return touched(places, 1, draws)
 
 
+def _copies(layout: Layout) -> int:
+    """Return how often the experts lie on the GPUs of a stage."""
+    return max(1, layout.tp * layout.dp // (layout.ep * layout.experts_tp))
+
+
 def _grouped_s(
     device: DeviceCosts, weight: Weight, layout: Layout, how: Stored, tokens: int
 ) -> float:
     """Return the seconds of one grouped product of the experts that a step's tokens visit."""
-    shared_by = max(1, layout.tp * layout.dp // (layout.ep * layout.experts_tp))
-    seen = tokens / shared_by
+    seen = tokens / _copies(layout)
     some = touched(weight.copies, weight.active, seen**ALIKE)
     groups = max(1.0, some / layout.ep)
     each = max(1.0, seen * weight.active / some)
@@ -218,7 +222,8 @@ def _small_s(device: DeviceCosts, model: Model, block: Block, layout: Layout, ow
         moved += 4.0 * sum(w.fan_out for w in mixer.weights(hidden) if w.split == "column") / tp
     mlp = block.mlp
     if isinstance(mlp, Experts):
-        routed = mlp.top_k / max(1, layout.ep * layout.dp // layout.dp)
+        # Rows of all attention groups come together, on one of the groups of experts.
+        routed = mlp.top_k * layout.dp / (layout.ep * _copies(layout))
         moved += routed * (6.0 * mlp.width / layout.experts_tp + 8.0 * hidden)
         moved += 6.0 * mlp.shared_width / tp
     elif mlp is not None:

@@ -45,6 +45,10 @@ def plan_serving(
     search = _Search(question, report or (lambda _: None))
     search.run()
     ranked = sorted(search.plans, key=lambda plan: (plan.fleet.gpus, _strain(plan, question)))
+    nearest = None if ranked else search.nearest(question.allowed_gpus + 1)
+    if nearest is not None and search.is_kept(nearest.outcome):
+        # Its bound was too dear, and a bound has been wrong.
+        ranked, nearest = [nearest], None
     fewer = None
     while ranked:
         fewer = search.with_fewer(ranked[0].fleet)
@@ -61,7 +65,7 @@ def plan_serving(
         other=others[0] if others else None,
         fewer=fewer,
         unfit=search.unfit(ranked[0].fleet.gpus) if ranked and fewer is None else None,
-        nearest=None if ranked else search.nearest(question.allowed_gpus + 1),
+        nearest=nearest,
         simulations=search.simulations,
     )
 
@@ -82,7 +86,7 @@ class _Search:
 
     def __init__(self, question: ServingQuestion, report: Report) -> None:
         self.question, self.report = question, report
-        self.asked: Asked = asked_of(list(question.requests))
+        self.asked: Asked = asked_of(list(question.requests), question.attain)
         self.plans: list[ServingPlan] = []
         self.shapes: list[tuple[int, int, Shape]] = []
         """Layouts that can do, with the GPUs that they take by their bound."""

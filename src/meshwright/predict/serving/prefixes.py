@@ -1,5 +1,7 @@
 """Names for the blocks of prompts that begin alike, in the size of an engine's own blocks."""
 
+from collections.abc import Iterable
+
 from meshwright.spec.workload import Request
 
 
@@ -27,3 +29,24 @@ class PrefixKeys:
         # The last block of the trace may be partly filled.
         del keys[request.prompt_tokens // block :]
         return keys or None
+
+
+def fresh_tokens(requests: Iterable[Request]) -> list[int]:
+    """Return how many tokens of each prompt none before it began with: what no cache has.
+
+    One is always computed anew, for the token that follows it.
+    """
+    chains: dict[tuple[int, int, int], int] = {}
+    found = []
+    for request in requests:
+        chain, shared, size = -1, 0, request.block_tokens
+        for name in request.prefix_blocks:
+            link = (chain, name, size)
+            known = chains.get(link)
+            if known is None:
+                known = chains[link] = len(chains)
+            else:
+                shared += size
+            chain = known
+        found.append(max(1, request.prompt_tokens - shared))
+    return found

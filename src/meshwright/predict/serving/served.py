@@ -57,10 +57,10 @@ class Served(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last token."""
+        """From the first arrival to the last token, as the engines see it."""
         if not self.answered.any():
             return 0.0
-        return float(np.nanmax(self.end_s) - self.arrival_s.min())
+        return float(np.nanmax(self.end_s - self.delay_s) - self.arrival_s.min())
 
 
 class TokenGaps(NamedTuple):

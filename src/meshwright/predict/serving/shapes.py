@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.predict.serving.fleet import blocks_of, default_limits
 from meshwright.predict.serving.latency import Objective
+from meshwright.predict.serving.prefixes import fresh_tokens
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.step_cost import step_cost
 from meshwright.spec.bounds import require
@@ -46,8 +47,10 @@ class Asked(NamedTuple):
     prompt: float
     output: float
     """Means."""
-    long_prompt: int
-    """A prompt that one in a hundred is longer than."""
+    fresh: float
+    """Mean of the tokens that prompts do not share with one before them."""
+    long_fresh: int
+    """So many of a prompt's tokens are fresh, or more, in more requests than may be late."""
     rate_per_s: float
 
 
@@ -66,15 +69,16 @@ class Shape(NamedTuple):
         return max(self.prompt_s, self.answer_s)
 
 
-def asked_of(requests: list[Request]) -> Asked:
-    """Return what requests are like."""
+def asked_of(requests: list[Request], attain: float = 0.99) -> Asked:
+    """Return what requests are like, of which a share of `attain` has to be in time."""
     prompts = np.array([one.prompt_tokens for one in requests])
     outputs = np.array([max(1, one.output_tokens) for one in requests])
+    fresh = np.array(fresh_tokens(requests))
+    # The one below: between two requests, a single one more would already be late.
+    long = np.percentile(fresh, min(99.0, 100 * attain), method="lower")
     span = requests[-1].arrival_s - requests[0].arrival_s
     rate = (len(requests) - 1) / span if span > 0 else float("inf")
-    return Asked(
-        float(prompts.mean()), float(outputs.mean()), int(np.percentile(prompts, 99)), rate
-    )
+    return Asked(float(prompts.mean()), float(outputs.mean()), float(fresh.mean()), int(long), rate)
 
 
 def candidates(model: Model, cluster: Cluster, most_gpus: int, space: Space) -> Candidates:
@@ -122,35 +126,37 @@ def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -
     context = asked.prompt + asked.output / 2
 
     def step_s(batch: int) -> float:
-        fixed, slope = cost.decode_line(batch, context)
-        return fixed + slope * batch * context
+        return cost.decodes_s(batch, batch * context, 1)
 
-    long = asked.long_prompt
+    # What prompts share is found in the cache at best, wherever they are sent.
+    long = asked.long_fresh
     alone_s = cost.step_s(prefill_tokens=long, prefill_pairs=long * long / 2, sampled=1)
     around_s = replica.engine.arrival_s
-    if asked.output > 1:
-        around_s += replica.engine.arrival_steps * step_s(1)
+    around_s += replica.engine.arrival_steps * cost.decodes_s(1, long, 1)
     if alone_s + around_s > objective.get("ttft", float("inf")):
         took, around = format_seconds(alone_s), format_seconds(around_s)
-        return f"a prompt of {long:,} tokens takes {took} alone, and {around} around the engine"
+        what = f"a prompt of {long:,} tokens takes"
+        if asked.fresh < asked.prompt:
+            what = f"{long:,} tokens that no prompt had before take"
+        return f"{what} {took} alone, and {around} around the engine"
     gap_s = min(objective.get("itl", float("inf")), objective.get("tpot", float("inf")))
-    fits = int(blocks * limits.block_tokens / mean)
-    most = min(fits, limits.batch_requests)
-    if most < 1:
+    room = blocks * limits.block_tokens
+    if room < mean:
         return "the KV cache holds no mean request"
+    most = min(int(room / (asked.fresh + asked.output)), limits.batch_requests)
     if step_s(1) > gap_s:
         return f"a token takes {format_seconds(step_s(1))} with one request alone"
     batch = bisect_right(range(1, most + 1), gap_s, key=step_s)
     # The largest steps are the most efficient, and share their weights with those who decode.
     tokens = max(limits.batch_tokens, 8192)
-    many = tokens / asked.prompt
+    many = tokens / asked.fresh
     full_s = cost.step_s(
-        prefill_tokens=tokens, prefill_pairs=many * asked.prompt**2 / 2, sampled=int(many)
+        prefill_tokens=tokens, prefill_pairs=many * asked.fresh**2 / 2, sampled=int(many)
     )
     half_s = cost.step_s(
-        prefill_tokens=tokens // 2, prefill_pairs=many * asked.prompt**2 / 4, sampled=int(many / 2)
+        prefill_tokens=tokens // 2, prefill_pairs=many * asked.fresh**2 / 4, sampled=int(many / 2)
     )
-    prompt_s = (full_s - half_s) / (tokens / 2) * asked.prompt
+    prompt_s = (full_s - half_s) / (tokens / 2) * asked.fresh
     return Shape(replica, prompt_s, (asked.output - 1) * step_s(batch) / batch)
 
 

@@ -64,10 +64,13 @@ class _Run:
         self.fronts = [Clocked(each, number) for number, each in enumerate(fronts)]
         self.over_to: Handover | None = None
         if prefill:
-            backs = [Clocked(each, len(fronts) + at) for at, each in enumerate(stations)]
-            self.over_to = Handover(self.fronts, backs, transfer or (lambda _: 0.0), self)
+            others = [Clocked(each, len(fronts) + at) for at, each in enumerate(stations)]
+            self.over_to = Handover(self.fronts, others, transfer or (lambda _: 0.0), self)
         self.engines = self.fronts + (self.over_to.backs if self.over_to else [])
-        self.most = min(each.batcher.pool.size for each in self.engines)
+        # Engines for prompts alone hold no answers.
+        backs = self.over_to.backs if self.over_to else self.fronts
+        self.most = min(each.batcher.pool.size for each in backs)
+        self.most_prompt = min(each.batcher.pool.size for each in self.fronts)
         self.router: Router | None = None
         if len(fronts) > 1:
             self.router = Router(
@@ -80,6 +83,8 @@ class _Run:
         self.sent_s = [one.arrival_s for one in requests]
         self.first_s, self.end_s = [-1.0] * count, [-1.0] * count
         self.cached, self.preempted, self.engine = [0] * count, [0] * count, [-1] * count
+        self.delay_s = [self.station.delay_s] * count
+        """What lies around the engine of each."""
         self.left_s: dict[int, float] = {}
         """When those who made room, or moved, got their last token."""
         self.gaps: list[Gap] = []
@@ -135,17 +140,13 @@ class _Run:
 
     def served(self) -> Served:
         """Return the columns."""
-        asked, station = self.requests, self.station
-        first_s, end_s = columns(self.first_s), columns(self.end_s)
-        output_tokens = np.array([one.output_tokens or 1 for one in asked])
-        step_s = (end_s - first_s) / np.maximum(1, output_tokens - 1)
-        delay_s = station.delay_s + station.delay_steps * step_s
+        asked, delay_s = self.requests, np.array(self.delay_s)
         return Served(
             arrival_s=np.array(self.sent_s),
-            first_s=first_s + delay_s,
-            end_s=end_s + delay_s,
+            first_s=columns(self.first_s) + delay_s,
+            end_s=columns(self.end_s) + delay_s,
             prompt_tokens=np.array([one.prompt_tokens for one in asked]),
-            output_tokens=output_tokens,
+            output_tokens=np.array([one.output_tokens or 1 for one in asked]),
             cached_tokens=np.array(self.cached),
             preempted=np.array(self.preempted),
             engine=np.array(self.engine),
@@ -159,8 +160,9 @@ class _Run:
     def _arrive(self, number: int, now: float) -> None:
         request = self.requests[number]
         prompt, output = request.prompt_tokens, request.output_tokens or 1
-        if -(-(prompt + output - 1) // self.block) > self.most:
-            self._over(now, 0.0)
+        block = self.block
+        if -(-(prompt + output - 1) // block) > self.most or -(-prompt // block) > self.most_prompt:
+            self._over(number, now)
             return
         keys = None if self.keys is None else self.keys.of(request)
         sequence = Answering(prompt, 1 if self.over_to else output, request=number, keys=keys)
@@ -183,6 +185,7 @@ class _Run:
             elif first[number] < 0:
                 first[number] = now
                 self.cached[number] = sequence.cached or 0
+                self.is_late(engine, sequence)
         for sequence in engine.preempted:
             self.preempted[sequence.request] += 1
             if first[sequence.request] >= 0:
@@ -198,10 +201,19 @@ class _Run:
             elif self.router is not None:
                 self.router.back(engine.number, sequence.prompt)
             self.end_s[number] = now
-            steps = max(1, self.requests[number].output_tokens - 1)
-            self._over(now, (now - first[number]) / steps)
+            self._over(number, now)
 
-    def _over(self, now: float, step_s: float) -> None:
-        """Let the next request be sent after one whose steps took so long."""
+    def is_late(self, engine: Clocked, sequence: Answering) -> None:
+        """Count what lies around an engine in steps of the batch that a sequence joins.
+
+        Its own steps would do worse: prompts of others and waiting for room lie between them.
+        """
+        steps = self.station.delay_steps
+        if steps:
+            late_s = self.station.delay_s + steps * engine.decode_s(sequence.prompt)
+            self.delay_s[sequence.request] = late_s
+
+    def _over(self, number: int, now: float) -> None:
+        """Let the next request be sent when the client has the end of one."""
         if self.ready is not None:
-            self.ready.append(now + self.station.delay_s + self.station.delay_steps * step_s)
+            self.ready.append(now + self.delay_s[number])

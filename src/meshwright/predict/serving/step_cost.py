@@ -14,6 +14,7 @@ bytes and tokens.
 
 from bisect import bisect_right
 from functools import lru_cache
+from math import inf
 
 from msgspec.structs import replace
 
@@ -28,6 +29,8 @@ from meshwright.predict.serving.replica import Replica
 GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
         6144, 8192, 16384, 32768)  # fmt: skip
 """Numbers of tokens that are priced in full."""
+KEPT = 1 << 14
+"""Points of a line whose values are kept."""
 STREAMS = "sm_90"
 """Where kernels begin before the one before them has ended."""
 LAUNCHES = 11
@@ -69,9 +72,11 @@ class StepCost:
         self.replica = replica
         self.contexts = contexts(device, model, layout, formats, engine)
         self._pp = layout.pp
-        self._tokens = Line(GRID, [_tokens_s(replica, formats, device, n) for n in GRID])
-        self._head = Line(GRID, [head_s(device, model, layout, formats, n) for n in GRID])
-        self._fixed: dict[int, float] = {}
+        tokens = Line(GRID, [_tokens_s(replica, formats, device, n) for n in GRID])
+        head = Line(GRID, [head_s(device, model, layout, formats, n) for n in GRID])
+        # Looked up a million times in a simulation, at few points.
+        self._tokens, self._head = lru_cache(KEPT)(tokens), lru_cache(KEPT)(head)
+        self._lines: dict[int, tuple[float, float, float]] = {}
         self._passing_s = (layout.pp - 1) * _hop_s(replica)
         casts = tokens_work(device, model, layout, formats, 1).casts
         self._launches_s = engine.launch_s * (model.layers + engine.casts * casts / LAUNCHES)
@@ -81,6 +86,7 @@ class StepCost:
         # On a processor no graphs launch: the host starts every kernel, and runs it.
         self._alone = replica.cluster.gpu.kind == "cpu"
         self._hidden = replica.works_ahead
+        self._is_one_line = not (self.contexts.windowed or self._hidden)
 
     def step_s(
         self,
@@ -104,49 +110,77 @@ class StepCost:
         about = self.contexts
         parts = self._pp
         tokens = captured or prefill_tokens + decodes
-        seconds = self._passing_s + self._tokens(tokens / parts)
-        seconds += self._head(rows / parts) + about.request_s * decodes + about.key_s * context_sum
+        seconds = self._passing_s + self._tokens(tokens / parts) + self._head(rows / parts)
+        read_s = about.request_s * decodes + about.key_s * context_sum
         for part in about.windowed:
-            seconds += part.key_s * min(context_sum, part.window * decodes)
+            read_s += part.key_s * min(context_sum, part.window * decodes)
+        # Stages have parts of the batch in turn, but one request is in no two of them at a time.
+        seconds += read_s / max(1, min(parts, decodes))
         host = self._host_s + self._request_s * max(rows, decodes)
         if (prefill_tokens and not captured) or self._alone:
             host += self._launches_s
         if prefill_tokens:
-            seconds += self._prefill_s + about.pair_s * prefill_pairs
-            seconds += about.token_s * prefill_tokens
+            seen_s = about.pair_s * prefill_pairs + about.token_s * prefill_tokens
             for part in about.windowed:
-                seconds += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
+                seen_s += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
+            seconds += self._prefill_s + seen_s / min(parts, prefill_tokens)
         return max(seconds, host) if self._hidden else seconds + host
 
-    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
         """Return `fixed` and `slope` of steps that decode: `fixed + slope · context_sum` seconds.
 
-        The line holds as long as the mean context stays on its side of every window.
+        The third is the mean context up to which that holds: the next window, or where the device
+        takes as long as a host that works meanwhile.
         """
-        fixed = self._fixed.get(batch)
-        if fixed is None:
-            fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
-            fixed += self.contexts.request_s * batch
-            self._fixed[batch] = fixed
-        slope = self.contexts.key_s
+        known = self._lines.get(batch)
+        if known is None:
+            known = self._lines[batch] = self._line(batch)
+        if self._is_one_line:
+            return known
+        (fixed, slope, until), parts = known, min(self._pp, batch)
         for part in self.contexts.windowed:
+            key_s = part.key_s / parts
             if mean_context > part.window:
-                fixed += part.key_s * part.window * batch
+                fixed += key_s * part.window * batch
             else:
-                slope += part.key_s
-        host = self._host_s + self._request_s * batch
-        host += self._launches_s if self._alone else 0.0
+                slope += key_s
+                until = min(until, part.window)
         if not self._hidden:
-            return fixed + host, slope
-        return (fixed, slope) if fixed + slope * mean_context * batch > host else (host, 0.0)
+            return fixed, slope, until
+        host = self._host_of(batch)
+        if fixed + slope * mean_context * batch >= host:
+            return fixed, slope, until
+        if slope:
+            until = min(until, (host - fixed) / (slope * batch))
+        return host, 0.0, until
+
+    def _line(self, batch: int) -> tuple[float, float, float]:
+        """Return the same without windows, and without a host that works meanwhile."""
+        parts, about = min(self._pp, batch), self.contexts
+        fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
+        fixed += about.request_s * batch / parts
+        return fixed + (0.0 if self._hidden else self._host_of(batch)), about.key_s / parts, inf
+
+    def _host_of(self, batch: int) -> float:
+        return self._host_s + self._request_s * batch + (self._launches_s if self._alone else 0.0)
 
     def decodes_s(self, batch: int, context_sum: float, steps: int) -> float:
         """Return the seconds of `steps` steps in which `batch` requests decode, no other comes."""
-        if batch <= 0 or steps <= 0:
+        if batch <= 0:
             return 0.0
-        middle = context_sum / batch + (steps - 1) / 2
-        fixed, slope = self.decode_line(batch, middle)
-        return steps * (fixed + slope * middle * batch)
+        seconds, mean = 0.0, context_sum / batch
+        while steps > 0:
+            fixed, slope, until = self.decode_line(batch, mean)
+            count = steps_within(steps, mean, until)
+            seconds += count * (fixed + slope * (mean + (count - 1) / 2) * batch)
+            steps, mean = steps - count, mean + count
+        return seconds
+
+
+def steps_within(steps: int, mean_context: float, until: float) -> int:
+    """Return how many of some steps begin with a mean context of `until` at most; one at least."""
+    left = until - mean_context
+    return steps if left >= steps - 1 else max(1, int(left) + 1)
 
 
 @lru_cache(maxsize=4096)
