@@ -47,7 +47,7 @@ class Loss:
         return self.nats_sum + self.auxiliary
 
 
-_Read = TypeVar("_Read", Tensor, LossSums)
+_Read = TypeVar("_Read")
 
 Ahead = Sequence[tuple[Tensor, Tensor]]
 """The tokens and the labels that lie 1, 2, … places on."""

@@ -16,6 +16,7 @@ from meshwright.run.parallel.vocabulary import WordsOfRanks
 from meshwright.run.posttrain.objectives import shared_words
 from meshwright.run.posttrain.objectives.chosen import word_logprobs
 from meshwright.run.posttrain.objectives.shared_words import shared_word_logprobs
+from meshwright.run.posttrain.objectives.shared_words import shared_words as of_shared_words
 from meshwright.spec.layout import Layout
 
 TOKENS, HIDDEN, WORDS = 11, 8, 61
@@ -44,15 +45,21 @@ def compared(mesh: Mesh, *, dtype: torch.dtype, pieces: int, **given: Any) -> di
     # One rank has a word less, and still the same pieces.
     shared_words.CHUNK_BYTES = 4 * even(WORDS, 2, 0).size * -(-TOKENS // pieces)
     one = [each.clone().requires_grad_() for each in drawn]
-    found = word_logprobs(one[0], one[1], words, bias=one[2], **given["rule"]).logprobs
+    about = {**given["rule"], "entropy": True}
+    found, spread = word_logprobs(one[0], one[1], words, bias=one[2], **about)
     (found * weights).sum().backward()  # type: ignore[no-untyped-call]
     cuts = (slice(None), *[slice(held.start, held.stop)] * 2)
     mine = [each[cut].clone().requires_grad_() for each, cut in zip(drawn, cuts, strict=True)]
     shared = WordsOfRanks(mesh["tp"], WORDS, sequence=False)
     x, weight, bias = mine
-    here = shared_word_logprobs(shared, x, weight, bias, words, **given["rule"])
+    here, own_spread = of_shared_words(shared, x, weight, bias, words, **about)
+    assert torch.equal(here, shared_word_logprobs(shared, x, weight, bias, words, **given["rule"]))
+    assert spread is not None
+    assert own_spread is not None
+    assert not own_spread.requires_grad
     (here * weights).sum().backward()  # type: ignore[no-untyped-call]
     off = {"logprobs": _off(here.detach(), found.detach())}
+    off["entropy"] = _off(own_spread, spread.detach())
     for name, own, other, cut in zip(("x", "weight", "bias"), mine, one, cuts, strict=True):
         assert own.grad is not None
         assert other.grad is not None

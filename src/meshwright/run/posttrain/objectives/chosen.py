@@ -23,6 +23,8 @@ from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.linear_cross_entropy import add_product, default_chunk_bytes
 from meshwright.run.kernels.products import TORCH, Products
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.parallel.vocabulary import WordsOfRanks
+from meshwright.run.posttrain.objectives.shared_words import shared_words
 
 _COPIES = 3
 """Copies of a piece, in the wide format, that torch holds at once."""
@@ -90,19 +92,29 @@ def decoder_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log p of one word for each of a decoder's hidden vectors, and entropies, [B, T].
 
-    `words_BT` are what follows each token, `IGNORED` where that is not asked for.
+    `words_BT` are what follows each token, `IGNORED` where that is not asked for. Where ranks share
+    the words of the head, all of them have all hidden vectors, and entropies have no gradients.
     """
-    if decoder.head.shared is not None:
+    model, words_NK = decoder.model, words_BT.reshape(-1, 1)
+    shared = decoder.head.shared
+    if isinstance(shared, WordsOfRanks) and (temperature != 1 or chunk_bytes is not None):
         what = "the words of the head are shared between ranks"
-        fix = "give the trainer a layout without tensor parallelism"
+        fix = "use temperature 1 and no chunk_bytes"
         raise InputError([Problem("decoder_logprobs", what, fix)])
-    rule = _Rule(decoder.model.logit_softcap, decoder.model.logit_scale, temperature)
-    task = _Task(rule, entropy, chunk_bytes, decoder.head.products, "auto")
-    words_NK = words_BT.reshape(-1, 1)
-    weights = (decoder.head_weight, decoder.head.bias)
-    found = _words(x_BTD.flatten(0, 1), *weights, words_NK, task)
-    spread = None if found.entropy is None else found.entropy.view(words_BT.shape)
-    return found.logprobs.view(words_BT.shape), spread
+
+    def read() -> tuple[Tensor, Tensor | None]:
+        x_ND, weights = x_BTD.flatten(0, 1), (decoder.head_weight, decoder.head.bias)
+        if isinstance(shared, WordsOfRanks):
+            return shared_words(
+                shared, x_ND, *weights, words_NK,
+                softcap=model.logit_softcap, scale=model.logit_scale, entropy=entropy,
+            )  # fmt: skip
+        rule = _Rule(model.logit_softcap, model.logit_scale, temperature)
+        task = _Task(rule, entropy, chunk_bytes, decoder.head.products, "auto")
+        return _words(x_ND, *weights, words_NK, task)
+
+    logprobs, spread = decoder.read_head(read)
+    return logprobs.view(words_BT.shape), None if spread is None else spread.view(words_BT.shape)
 
 
 class _Rule(NamedTuple):

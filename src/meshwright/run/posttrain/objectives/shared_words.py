@@ -1,8 +1,8 @@
 """Log-probabilities of given words where ranks hold some rows of the output head each.
 
 Three numbers per token, the largest logit, Σ exp and the logits of the words, are put together over
-the ranks; logits never travel. They are made again in backward, some tokens at a time, so no more
-than a piece of them is ever held.
+the ranks, and a fourth where entropies are asked for; logits never travel. They are made again in
+backward, some tokens at a time, so no more than a piece of them is ever held.
 
 Shapes: N tokens, D hidden, W words held here, K words asked for.
 """
@@ -28,10 +28,20 @@ WIDE = torch.float32
 """Format of logits and of what is found."""
 
 
+class SharedWords(NamedTuple):
+    """What the model thinks of given words, the same on all ranks."""
+
+    logprobs: Tensor
+    """[N, K]; 0 for words that are `IGNORED`."""
+    entropy: Tensor | None
+    """[N], of the whole distribution, in nats; without gradients."""
+
+
 class _Rule(NamedTuple):
     words: WordsOfRanks
     softcap: float | None
     scale: float | None
+    entropy: bool = False
 
     def shaped(self, logits: Tensor) -> Tensor:
         logits = logits if self.scale is None else logits * self.scale
@@ -77,9 +87,25 @@ def shared_word_logprobs(
 
     All ranks have all of `x_ND`, and its whole gradient afterwards.
     """
+    given = (words, x_ND, weight_WD, bias_W, words_NK)
+    return shared_words(*given, softcap=softcap, scale=scale).logprobs
+
+
+def shared_words(
+    words: WordsOfRanks,
+    x_ND: Tensor,
+    weight_WD: Tensor,
+    bias_W: Tensor | None,
+    words_NK: Tensor,
+    *,
+    softcap: float | None = None,
+    scale: float | None = None,
+    entropy: bool = False,
+) -> SharedWords:
+    """Return the same, and the entropy of every token if asked."""
     given = (copy_in(x_ND, words.group), weight_WD, bias_W)
-    found: Tensor = _SharedWords.apply(*given, words_NK, _Rule(words, softcap, scale))
-    return found
+    found, spread = _SharedWords.apply(*given, words_NK, _Rule(words, softcap, scale, entropy))
+    return SharedWords(found, spread if entropy else None)
 
 
 class _SharedWords(torch.autograd.Function):
@@ -91,7 +117,7 @@ class _SharedWords(torch.autograd.Function):
         bias_W: Tensor | None,
         words_NK: Tensor,
         rule: _Rule,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         formats = (weight_WD, bias_W)
         ctx.formats = (
             x_ND.dtype,
@@ -101,20 +127,28 @@ class _SharedWords(torch.autograd.Function):
         group = rule.words.group
         found = x_ND.new_zeros(words_NK.shape, dtype=WIDE)
         lse = x_ND.new_zeros(len(x_ND), dtype=WIDE)
+        spread = lse.new_zeros(len(x_ND) if rule.entropy else 0)
         for part in rule.pieces(x_ND):
             shaped = rule.logits(x_ND[part], weight_WD, bias_W)
             largest = shaped.new_full((len(shaped),), -torch.inf)
             if rule.words.held.size:
                 largest = shaped.amax(1)
             largest = group.all_reduce(largest, "max")
-            total = (shaped - largest[:, None]).exp().sum(1, keepdim=True)
+            less = shaped - largest[:, None]
+            powers = less.exp()
+            total = powers.sum(1, keepdim=True)
             local, mine = rule.local(words_NK[part])
             chosen = torch.zeros_like(local, dtype=WIDE)
             if rule.words.held.size:
                 chosen = shaped.gather(1, local).masked_fill(~mine, 0)
-            sums = group.all_reduce(torch.cat([total, chosen, mine.to(WIDE)], 1))
-            count = words_NK.shape[1]
-            total, chosen, holders = sums.split([1, count, count], 1)
+            columns = [total, chosen, mine.to(WIDE)]
+            if rule.entropy:
+                columns.append((powers * less).sum(1, keepdim=True))
+            sums = group.all_reduce(torch.cat(columns, 1))
+            total, chosen, holders, *more = sums.split([each.shape[1] for each in columns], 1)
+            for weighed in more:
+                # H is log Σ exp z less the mean of z, both less the largest.
+                spread[part] = (total.log() - weighed / total)[:, 0]
             lse[part] = largest + total[:, 0].log()
             logprobs = chosen - lse[part, None]
             # A word that no rank holds is none.
@@ -122,11 +156,12 @@ class _SharedWords(torch.autograd.Function):
             found[part] = logprobs.masked_fill(words_NK[part] == IGNORED, 0)
         ctx.save_for_backward(x_ND, weight_WD, bias_W, words_NK, lse)
         ctx.rule = rule
-        return found
+        ctx.mark_non_differentiable(spread)
+        return found, spread
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor) -> Any:
+    def backward(ctx: Any, of_logprobs: Tensor, _: Tensor) -> Any:
         x_ND, weight_WD, bias_W, words_NK, lse = ctx.saved_tensors
         rule: _Rule = ctx.rule
         of_logprobs = of_logprobs.masked_fill(words_NK == IGNORED, 0)
