@@ -56,6 +56,27 @@ def test_a_file_says_all_of_a_step(tmp_path: Path, capsys: Captured) -> None:
     assert (setup["rounds"]["prompts"], setup["rounds"]["samples"]) == (16, 4)
 
 
+def test_the_trainer_has_the_layout_of_the_file(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "loop.toml"
+    path.write_text(f"{FILE}\n[layout]\ntp = 2\ndp = 2\nzero = 3\n", encoding="utf-8")
+    words = [str(path), "--cluster", "h200-superpod"]
+    setup = simulated(words, capsys)["setup"]
+    assert (setup["rollout_gpus"], setup["training_gpus"]) == (1, 4)
+    assert describe(str(path)).layout.zero == 3
+    found = simulated([*words, "--placement", "disaggregated"], capsys)
+    assert (found["setup"]["rollout_gpus"], found["setup"]["training_gpus"]) == (1, 4)
+
+
+def test_an_engine_of_the_first_rank_is_said_to_have_a_device(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "loop.toml"
+    path.write_text('[recipe]\nkind = "grpo"\n[layout]\ndp = 2\n', encoding="utf-8")
+    found = simulated([str(path), "--cluster", "h200-superpod"], capsys)
+    assert (found["setup"]["rollout_gpus"], found["setup"]["training_gpus"]) == (1, 2)
+    assert any("device of its own" in remark for remark in found["remarks"])
+
+
 def test_one_device_holds_both_sides_of_a_synchronous_loop(capsys: Captured) -> None:
     found = simulated(["sorting-digits", "--cluster", "cpu-host", "--no-calibration"], capsys)
     outcome = found["outcome"]

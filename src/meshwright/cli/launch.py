@@ -18,12 +18,14 @@ from meshwright.cli.files import write_text
 from meshwright.cli.job_outline import Outline, near, outline_of
 from meshwright.cli.launch_flags import add_options, named_values, options_of
 from meshwright.cli.launch_pods import pod_folder, pod_problems
+from meshwright.cli.loop_described import read_settings
 from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common, verbs
 from meshwright.cli.train_recipe import file_names_recipe
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.parallel.launch import kubernetes, ray, slurm
 from meshwright.run.parallel.launch.start import Device, Start, shape_of
+from meshwright.run.train.run_folder import recipe_in
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.layout import Layout
 from meshwright.spec.units import parse_count
@@ -241,16 +243,29 @@ def _read(args: argparse.Namespace) -> _Job:
             problems += error.problems
     if not problems and outline.cluster is not None and outline.model is not None:
         problems += _misfits(outline)
-    if not problems and not args.program:
+    loop = recipe and recipe_in(outline.data) == "grpo"
+    if not problems and loop:
+        problems += _loop_problems(outline)
+    elif not problems and not args.program:
         _require_sound(path, changed(args.files), recipe=recipe)
     layout, cluster = outline.layout, outline.cluster
     if problems or layout is None:
         raise InputError(problems)
     machine = outline.data.get("machine")
     on_cpu = isinstance(machine, dict) and machine.get("device") == "cpu"
+    on_cpu = on_cpu or (loop and outline.data.get("device") == "cpu")
     device: Device = args.device or ("cpu" if on_cpu else "cuda")
     gpus = gpus or (cluster.gpus_per_node if cluster else _USUAL_GPUS)
     return _Job(layout, gpus, device, outline)
+
+
+def _loop_problems(outline: Outline) -> list[Problem]:
+    """Return what is wrong with the settings of reinforcement learning."""
+    try:
+        read_settings({name: one for name, one in outline.data.items() if name != "recipe"})
+    except InputError as error:
+        return [outline.named(problem) for problem in error.problems]
+    return []
 
 
 def _require_sound(path: Path, changes: Mapping[str, Any], *, recipe: bool) -> None:

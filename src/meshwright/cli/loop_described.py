@@ -12,6 +12,7 @@ from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.policy.rollout import Placement
 from meshwright.predict.rl.outcome import Outcome
 from meshwright.spec.files import FORMATS, load_data
+from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.read import read
 from meshwright.spec.serving import Limits
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from meshwright.run.posttrain.loop.tasks import Tasks
 
 PRESETS = ("sorting-digits",)
+_LYING = {"model", "layout"}
 _LOOKED_AT = 512
 """Prompts of a task whose lengths are counted."""
 
@@ -45,6 +47,8 @@ class Loop(NamedTuple):
     engines: int
     """Engines on devices of their own; 0 draws on the trainer's."""
     engine_tp: int
+    layout: Layout
+    """Of the trainer."""
     rows: tuple[Mapping[str, Any], ...]
     """What each step of a run told; none where it was not run yet."""
     remarks: tuple[str, ...]
@@ -65,8 +69,9 @@ def names_loop(word: str) -> bool:
     recipe = data.get("recipe")
     if isinstance(recipe, dict) and recipe.get("kind") == "grpo":
         return True
-    # Files of models and of jobs have fields that no loop has.
-    return bool(data) and set(data) <= {*LoopSettings.__struct_fields__}
+    # Files of models and of jobs have fields that no loop has, but for how a model lies on GPUs.
+    given = set(data)
+    return bool(given) and given <= {*LoopSettings.__struct_fields__} and given != _LYING
 
 
 def describe(word: str) -> Loop:
@@ -110,6 +115,7 @@ def describe(word: str) -> Loop:
         limits=settings.limits,
         engines=settings.workers.count,
         engine_tp=settings.workers.tp,
+        layout=settings.layout,
         rows=rows,
         remarks=(*remarks, *_left_out(settings)),
     )
@@ -178,6 +184,8 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
     workers = settings.workers
     if settings.overlaps and not workers.count:
         yield "engine and trainer are taken to have a device each: on one they compete for it"
+    if settings.layout.gpus > 1 and not (workers.count or settings.overlaps):
+        yield "the engine is taken to have a device of its own: it draws on the first rank's"
     if workers.count and len(set(workers.devices)) < workers.count:
         yield "each worker is taken to have devices of its own"
     if settings.objective.advantage == "gae":

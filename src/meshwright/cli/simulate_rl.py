@@ -123,22 +123,22 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
-    """Return the setup of a loop: one device, or one of the trainer's beside those of engines."""
+    """Return the setup of a loop: one device, or those of its trainer beside those of engines."""
     placement = args.placement or loop.placement
     overlaps = placement in ("one-step-off", "asynchronous")
-    # Who draws while the trainer works is taken to have a device for it.
-    engines = loop.engines or int(overlaps)
+    # Who draws while the trainer works, or for several ranks, is taken to have a device for it.
+    engines = loop.engines or int(overlaps or loop.layout.gpus > 1)
     if given := [name for name in _OF_DEVICES if getattr(args, name) is not None]:
         what = "the file says which devices a loop has"
         fix = "leave it out, or describe the run by flags: MODEL --prompts 64 and so on"
         raise InputError([Problem(f"--{name.replace('_', '-')}", what, fix) for name in given])
-    alone, gpus = engines == 0, 1 + engines * loop.engine_tp
+    alone, gpus = engines == 0, loop.layout.gpus + engines * loop.engine_tp
     named = cluster_of(args)
     node = named.gpus_per_node
     try:
         cluster = share_of(named, gpus if gpus <= node else -(-gpus // node) * node)
     except InputError:
-        sides = f"a trainer and {engines} engines of {loop.engine_tp}"
+        sides = f"a trainer of {loop.layout.gpus} and {engines} engines of {loop.engine_tp}"
         what = f"{sides} are {gpus} devices, more than {named.name} can have"
         raise InputError([Problem("--cluster", what, "name a larger one")]) from None
     cpu = cluster.gpu.kind == "cpu"
@@ -161,7 +161,9 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
         cluster=cluster,
         placement=placement,
         engines=Copies(replica=replica, limits=limits, count=max(1, engines)),
-        training=Layout(precision="fp32" if precision == "fp32" else "bf16"),
+        training=msgspec.structs.replace(
+            loop.layout, precision="fp32" if precision == "fp32" else "bf16"
+        ),
         rounds=rounds_of(args, loop.rounds),
         max_staleness=parse_count(args.max_staleness, "--max-staleness")
         if args.max_staleness is not None

@@ -15,7 +15,7 @@ import msgspec
 from meshwright.cli.answer import Answer, Facts, Note, View, facts
 from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common
-from meshwright.cli.train_loop import names_loop, train_loop
+from meshwright.cli.train_loop import loop_ranks, names_loop, train_loop
 from meshwright.cli.train_page import write_report
 from meshwright.cli.train_ranks import ranks_ended, run_folder_of
 from meshwright.cli.train_recipe import FAMILY, RECIPES, figures_of, names_recipe, unit_of
@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with how the sitting ended."""
     _set_up(os.environ)
     # What is shown is the same for all ranks.
-    if args.nproc is not None and not args.dry_run and not names_loop(args):
-        raise SystemExit(ranks_ended(args))
+    if args.nproc is not None and not args.dry_run:
+        raise SystemExit(ranks_ended(args, loop_ranks(args) if names_loop(args) else None))
     with _notes_for_people(), _needs_torch():
         with nothing_begun():
             from meshwright.run.train import loop  # noqa: F401 - what takes long to load, at once

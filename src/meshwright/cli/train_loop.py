@@ -1,6 +1,7 @@
 """`mw train --recipe grpo`: reinforcement learning, from a task's name, a file or a model."""
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from meshwright.cli.train_loop_page import write_report
 from meshwright.cli.train_ranks import run_folder_of
 from meshwright.cli.train_values import told_values
 from meshwright.errors import InputError, Problem
-from meshwright.run.train.run_folder import recipe_in
+from meshwright.run.parallel.launch.environment import world_of
+from meshwright.run.train.run_folder import holds_run, recipe_in
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.read import plain
 from meshwright.spec.resolve import Source, resolve
@@ -22,14 +24,14 @@ from meshwright.spec.units import format_seconds
 if TYPE_CHECKING:
     from meshwright.run.posttrain.loop import LoopSettings, Outcome
 
-_REFUSED = ("until", "profile", "nproc", "fresh")
+_REFUSED = ("until", "profile", "fresh")
 
 
 def names_loop(args: argparse.Namespace) -> bool:
     """Tell whether a command line, or the file it names, asks for reinforcement learning."""
     if args.recipe is not None:
         return bool(args.recipe == "grpo")
-    path = Path(args.job)
+    path = _file(args.job)
     try:
         data = load_data(path) if path.suffix in FORMATS and path.is_file() else {}
     except InputError:
@@ -37,13 +39,34 @@ def names_loop(args: argparse.Namespace) -> bool:
     return recipe_in(data) == "grpo"
 
 
-def train_loop(args: argparse.Namespace) -> Answer:
-    """Run the loop, and answer with what was learnt."""
+def loop_ranks(args: argparse.Namespace) -> int:
+    """Return how many ranks a loop's layout has; one that cannot be read is refused."""
+    _require_known(args)
+    return settings_of(argparse.Namespace(**{**vars(args), "job": str(_file(args.job))})).ranks
+
+
+def _file(job: str) -> Path:
+    """Return the file that names a loop: of a run's folder, its configuration."""
+    path = Path(job)
+    return path / "config.toml" if holds_run(path) else path
+
+
+def _require_known(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in _REFUSED if getattr(args, name)]
     if given:
         what = "is nothing that reinforcement learning knows yet"
         raise InputError([Problem(name, what, "leave it out") for name in given])
-    settings, origins = settings_of(args)
+
+
+def train_loop(args: argparse.Namespace) -> Answer:
+    """Run the loop, and answer with what was learnt; of several ranks the first does."""
+    try:
+        _require_known(args)
+        settings, origins = settings_of(args)
+    except InputError as refusal:
+        from meshwright.run.train.joining import refuse_together
+
+        refuse_together(refusal, os.environ)
     if args.dry_run:
         told = told_values(settings, origins)
         return Answer("train.job/1", told.data, (told.table,), told.quiet)
@@ -53,7 +76,10 @@ def train_loop(args: argparse.Namespace) -> Answer:
         if not (args.quiet or args.json):
             print(f"note: {line}", file=sys.stderr)
 
-    answer = _answer(settings, run(settings, say=say, show=not (args.quiet or args.json)))
+    outcome = run(settings, say=say, show=not (args.quiet or args.json))
+    if world_of(os.environ).rank:
+        raise SystemExit(0)  # without a word, in whatever form the first rank answers
+    answer = _answer(settings, outcome)
     if not settings.folder:
         return answer
     notes = [Note(f"wrote {write_report(Path(settings.folder))}")]
@@ -68,6 +94,11 @@ class _Asked(NamedTuple):
 
     settings: "LoopSettings"
     origins: dict[str, str]
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train it."""
+        return self.settings.layout.gpus
 
 
 def settings_of(args: argparse.Namespace) -> _Asked:

@@ -19,17 +19,22 @@ from meshwright.run.train.run_folder import claimed, holds_run, last_row
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.files import FORMATS
 
-_VALUES = ("folder", "until", "profile", "recipe")
-_SWITCHES = ("fresh", "json", "quiet")
+_VALUES = ("folder", "until", "profile", "recipe", "replay")
+_SWITCHES = ("fresh", "rollout_only", "json", "quiet")
 
 
-def ranks_ended(args: argparse.Namespace) -> int:
-    """Train by ranks of this machine, each a process, of which the first answers."""
+def ranks_ended(args: argparse.Namespace, loop: int | None = None) -> int:
+    """Train by ranks of this machine, each a process, of which the first answers.
+
+    `loop` is how many ranks the layout of a run of reinforcement learning has, None of others.
+    """
     if not args.nproc.isdecimal() or not int(args.nproc):
         fix = "give a number from 1 on"
         raise InputError([Problem("--nproc", f"{args.nproc!r} is no number of ranks", fix)])
     port = _port(os.environ)
-    if not names_recipe(args):  # what is wrong with one is for its ranks to say
+    if loop is not None:
+        require([*_wrong_count(args, loop), *_taken(args)])
+    elif not names_recipe(args):  # what is wrong with one is for its ranks to say
         _refuse_early(args)
     ending = local.run(_words(args), int(args.nproc), port=port)
     if ending.what:
@@ -72,7 +77,8 @@ def _words(args: argparse.Namespace) -> list[str]:
     for flag in _VALUES:
         value = getattr(args, flag)
         words += [] if value is None else [f"--{flag}", value]
-    return words + [f"--{flag}" for flag in _SWITCHES if getattr(args, flag)]
+    given = [flag.replace("_", "-") for flag in _SWITCHES if getattr(args, flag)]
+    return words + [f"--{flag}" for flag in given]
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
@@ -84,17 +90,26 @@ def _refuse_early(args: argparse.Namespace) -> None:
     if outline.problems or outline.misfits() or outline.missing():
         # One of them may not be the only one, and the trainer knows all.
         problems += _problems_of(path, args.files)
-    if outline.layout is not None and outline.layout.gpus != int(args.nproc):
-        wanted = outline.layout.gpus
-        what = f"{args.nproc} is not the number of ranks of the layout, which is {wanted}"
-        degrees = f"tp × cp × pp × dp = {wanted}"
-        problems.append(Problem("--nproc", what, f"use --nproc {wanted}, or change {degrees}"))
+    if outline.layout is not None:
+        problems += _wrong_count(args, outline.layout.gpus)
+    require([*problems, *_taken(args)])
+
+
+def _wrong_count(args: argparse.Namespace, wanted: int) -> list[Problem]:
+    if wanted == int(args.nproc):
+        return []
+    what = f"{args.nproc} is not the number of ranks of the layout, which is {wanted}"
+    degrees = f"tp × cp × pp × dp = {wanted}"
+    return [Problem("--nproc", what, f"use --nproc {wanted}, or change {degrees}")]
+
+
+def _taken(args: argparse.Namespace) -> Sequence[Problem]:
+    """Return what is wrong where another process has the run's folder."""
     try:
         with claimed(run_folder_of(args)):
-            pass
+            return ()
     except InputError as refusal:
-        problems += refusal.problems
-    require(problems)
+        return refusal.problems
 
 
 def _problems_of(path: Path, words: Sequence[str]) -> Sequence[Problem]:

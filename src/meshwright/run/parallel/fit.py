@@ -14,8 +14,11 @@ _ABOUT_CLUSTER = {"dp", "precision", "memory"}
 """What is asked about the cluster: this one only stands in."""
 
 
-def misfits(model: Model, layout: Layout, workload: Training) -> list[Problem]:
-    """Return every reason why the ranks of a layout could not train on a workload, by field."""
+def misfits(model: Model, layout: Layout, workload: Training | None) -> list[Problem]:
+    """Return every reason why the ranks of a layout could not train on a workload, by field.
+
+    Without a workload, lengths and batches are not held against it.
+    """
     cluster = catalog.cluster(_STAND_IN)
     found = [
         problem

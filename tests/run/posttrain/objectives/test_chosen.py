@@ -18,9 +18,9 @@ from meshwright.run.nn.build import build
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.posttrain.objectives.chosen import (
     chosen_logprobs,
-    decoder_logprobs,
     word_logprobs,
 )
+from meshwright.run.posttrain.objectives.decoded import decoder_logprobs
 from meshwright.spec.model import decoder as llama
 
 shapes = st.fixed_dictionaries(

@@ -55,19 +55,29 @@ def compared(
     # One rank has a word less, and still the same pieces.
     shared_words.CHUNK_BYTES = 4 * even(WORDS, 2, 0).size * -(-TOKENS // pieces)
     one = [each.clone().requires_grad_() for each in drawn]
-    found = _joined(word_logprobs(one[0], one[1], words, bias=one[2], **given["rule"]))
+    about = {**given["rule"], "entropy": True}
+    whole = word_logprobs(one[0], one[1], words, bias=one[2], **about)
+    found = _joined(whole)
     (found * weights[:, : found.shape[1]]).sum().backward()  # type: ignore[no-untyped-call]
     cuts = (slice(None), *[slice(held.start, held.stop)] * 2)
     mine = [each[cut].clone().requires_grad_() for each, cut in zip(drawn, cuts, strict=True)]
     shared = WordsOfRanks(mesh["tp"], WORDS, sequence=False)
     x, weight, bias = mine
-    here = _joined(shared_word_logprobs(shared, x, weight, bias, words, **given["rule"]))
+    own = shared_word_logprobs(shared, x, weight, bias, words, **about)
+    here = _joined(own)
+    assert torch.equal(
+        here, _joined(shared_word_logprobs(shared, x, weight, bias, words, **given["rule"]))
+    )
+    assert whole.entropy is not None
+    assert own.entropy is not None
+    assert not own.entropy.requires_grad
     (here * weights[:, : found.shape[1]]).sum().backward()  # type: ignore[no-untyped-call]
     off = {"logprobs": _off(here.detach(), found.detach())}
-    for name, own, other, cut in zip(("x", "weight", "bias"), mine, one, cuts, strict=True):
-        assert own.grad is not None
+    off["entropy"] = _off(own.entropy, whole.entropy.detach())
+    for name, part, other, cut in zip(("x", "weight", "bias"), mine, one, cuts, strict=True):
+        assert part.grad is not None
         assert other.grad is not None
-        off[name] = _off(own.grad, other.grad[cut])
+        off[name] = _off(part.grad, other.grad[cut])
     return off
 
 

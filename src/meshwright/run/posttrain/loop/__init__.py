@@ -3,8 +3,10 @@
 settings       a run, as its file gives it; `objective` what it minimises
 tasks          the environments it names
 trainer        weights, optimizer and step; `policy_step` is the step itself, `prepare` what it
-               knows before it changes anything, `critic` what learns values beside the policy
+               knows before it changes anything, `judging` what a microbatch costs, `critic` what
+               learns values beside the policy
 sampling       the engine, its verifiers, and weights on their way to it
+ranks          the same trainer where several ranks hold the model together
 driving        carries out what `policy.rollout` decides, in every placement
 engines        who draws: an engine in this thread, or a file; `engine_thread` beside the trainer
 keeping        the folder that a killed run goes on from; `earlier` what is judged again then

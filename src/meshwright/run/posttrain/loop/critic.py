@@ -16,7 +16,7 @@ from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.run.train.placed_state import State, whole_state
 from meshwright.spec.layout import Layout
 
-_UNUSED = ("head.", "multi_token.")
+UNUSED = ("head.", "multi_token.")
 """Parts of a decoder that say words, and no values."""
 
 
@@ -44,7 +44,7 @@ class Critic:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through what is trained."""
         for name, parameter in self._decoder.named_parameters():
-            if not name.startswith(_UNUSED):
+            if not name.startswith(UNUSED):
                 yield name, parameter
         yield "value.weight", self._row
         yield "value.bias", self._shift

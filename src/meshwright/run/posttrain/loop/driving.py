@@ -23,11 +23,15 @@ from meshwright.run.posttrain.loop.earlier import Earlier
 from meshwright.run.posttrain.loop.engines import EngineFailed, Engines, Renewed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.keeping import keys_of
+from meshwright.run.posttrain.loop.ranks.leading import LeadingTrainer
 from meshwright.run.posttrain.loop.sampling import Watching
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts.generate import Group
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
+
+AnyTrainer = LoopTrainer | LeadingTrainer
+"""The trainer of one device, or of several ranks."""
 
 
 class Stalled(MeshwrightError):
@@ -39,7 +43,7 @@ class Driver:
 
     def __init__(
         self,
-        trainer: LoopTrainer,
+        trainer: AnyTrainer,
         engines: Engines,
         progress: Progress,
         *,
@@ -135,6 +139,7 @@ class Driver:
     def _sync(self, doing: Sync) -> None:
         if not self._settings.rollout_only:
             began_ns = time.time_ns()
+            self._trainer.lay_out(doing.version)
             self._engines.renew(doing.version)
             while self._renewed != doing.version:
                 self._take(wait=True)

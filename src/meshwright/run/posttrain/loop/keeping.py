@@ -25,6 +25,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
+from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog
@@ -46,7 +47,7 @@ MAY_CHANGE = frozenset(
     {
         "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "graph_tokens",
         "verifier_workers", "verifier", "environment_s", "workers", "most_unjudged", "evaluate",
-        "checkpoint_steps", "stall_s",
+        "checkpoint_steps", "stall_s", "layout",
     }
 )  # fmt: skip
 """Settings that may be others in every sitting of a run."""
@@ -81,9 +82,8 @@ class Keeping:
             return
         try:
             self._open.enter_context(claimed(self.folder))
-            kept = CheckpointSettings(every_steps=None, asynchronous=False)
-            self._checkpoints = Checkpoints(self.folder / "checkpoints", kept)
-            self._open.callback(self._checkpoints.close)
+            self._checkpoints = checkpoints_of(settings)
+            self._open.callback(self.part)
             # Before anything there is written over.
             self._require_same(self.folder)
             self._write_config(self.folder)
@@ -92,6 +92,17 @@ class Keeping:
         except BaseException:
             self._open.close()
             raise
+
+    def join(self, mesh: Mesh) -> None:
+        """Save and load with other ranks from here on; all of them do so at this point."""
+        self.part()
+        self._checkpoints = checkpoints_of(self._settings, mesh)
+
+    def part(self) -> None:
+        """Save and load no more; ranks do so together."""
+        checkpoints, self._checkpoints = self._checkpoints, None
+        if checkpoints is not None:
+            checkpoints.close()
 
     @property
     def goes_on(self) -> bool:
@@ -172,9 +183,13 @@ class Keeping:
         every = self._settings.checkpoint_steps
         return trained in (0, self._settings.steps) or (every is not None and not trained % every)
 
+    def lacks(self, trained: int) -> bool:
+        """Tell whether there is a folder without a checkpoint after so many steps."""
+        return self._checkpoints is not None and self._saved_at != trained
+
     def save(self, tensors: Mapping[str, State], progress: Progress) -> None:
         """Write a checkpoint; the run goes on from it until the next is there."""
-        if self._checkpoints is None or self._saved_at == progress.trained:
+        if self._checkpoints is None or not self.lacks(progress.trained):
             return
         saved = _Saved(progress=progress, settings=_kept(self._settings))
         self._checkpoints.save(progress.trained, tensors, msgspec.to_builtins(saved))
@@ -207,6 +222,18 @@ class Keeping:
         of_step = {} if step is None else {"of_step": True}
         said = {"step": self._trained if step is None else step, "text": text, **of_step}
         self._append("notes.jsonl", [said])
+
+    def note_warm_up(self, losses: Sequence[float]) -> None:
+        """Say what steps on right answers came to, where there were any."""
+        if losses:
+            said = f"warm-up: {len(losses)} steps on right answers, loss "
+            self.note(f"{said}{losses[0]:.3f} to {losses[-1]:.3f}")
+
+    def note_silence(self, step: int, figures: Mapping[str, float], sentence: str) -> None:
+        """Say of a step, counted from 0, where none of its groups carries a signal."""
+        silent = figures["silent_groups"] == figures["groups"]
+        if silent and self._settings.objective.compares:
+            self.note(f"step {step + 1}: {sentence}", step + 1)
 
     def transcripts(self, trained: int, shown: Sequence[dict[str, Any]]) -> None:
         """Write answers to held-out prompts down, in place of those after as many steps."""
@@ -258,6 +285,14 @@ class Keeping:
         from meshwright.timeline import TimelineWriter
 
         return Spans(TimelineWriter(folder / "timeline", rank=0))
+
+
+def checkpoints_of(settings: LoopSettings, mesh: Mesh | None = None) -> Checkpoints | None:
+    """Return the checkpoints of a run; None without a folder. Ranks of a mesh share them."""
+    if not settings.folder:
+        return None
+    kept = CheckpointSettings(every_steps=None, asynchronous=False)
+    return Checkpoints(Path(settings.folder) / "checkpoints", kept, mesh=mesh)
 
 
 def _kept(settings: LoopSettings) -> dict[str, Any]:

@@ -20,17 +20,12 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.answers import Rows, microbatches
 from meshwright.run.posttrain.loop.critic import Critic
+from meshwright.run.posttrain.loop.judging import Gaps, judged, value_loss
 from meshwright.run.posttrain.loop.prepare import Models, Part, prepared
-from meshwright.run.posttrain.loop.settings import LoopSettings, ObjectiveSettings
-from meshwright.run.posttrain.objectives import advantages, averaging, mismatch, policy, returns
-from meshwright.run.posttrain.objectives.chosen import decoder_logprobs
-from meshwright.run.posttrain.objectives.divergence import divergence, in_loss
-from meshwright.run.posttrain.objectives.signals import (
-    PolicySignals,
-    policy_signals,
-    reward_signals,
-)
-from meshwright.run.posttrain.objectives.tokens import Tokens
+from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.objectives import advantages, averaging
+from meshwright.run.posttrain.objectives.decoded import decoder_logprobs
+from meshwright.run.posttrain.objectives.signals import PolicySignals, reward_signals
 from meshwright.run.posttrain.rollouts.generate import Group
 from meshwright.run.posttrain.rollouts.record import Rollout
 from meshwright.run.train.optimizer.optimizer import Optimizer
@@ -45,26 +40,6 @@ class Learned(NamedTuple):
     figures: dict[str, float]
     sentence: str
     """What is wrong with its rewards, in words; empty where nothing is."""
-
-
-class _Gaps:
-    """|Δ log p| of engine and trainer, over tokens that the present weights drew."""
-
-    def __init__(self) -> None:
-        self.total, self.most, self.count = 0.0, 0.0, 0
-
-    def add(self, logp: Tensor, rows: Rows, fresh_S: Tensor) -> None:
-        mask = rows.counted.mask & fresh_S[rows.own][:, None]
-        gap = (logp.detach() - rows.sampled).abs()[mask].double()
-        if gap.numel():
-            self.total += float(gap.sum())
-            self.most = max(self.most, float(gap.max()))
-            self.count += gap.numel()
-
-    def figures(self) -> dict[str, float]:
-        if not self.count:
-            return {}
-        return {"logp_gap_mean": self.total / self.count, "logp_gap_max": self.most}
 
 
 class PolicyStep:
@@ -105,13 +80,13 @@ class PolicyStep:
         rewards = told if penalty is None else told + penalty
         number = {key: at for at, key in enumerate(dict.fromkeys(map(_group, answers)))}
         group = torch.tensor([number[_group(each)] for each in answers], device=self._device)
-        judged, signals = reward_signals(told, group), reward_signals(rewards, group)
+        given, signals = reward_signals(told, group), reward_signals(rewards, group)
         figures = self._update(step, answers, rewards, group)
         seconds = time.perf_counter() - began_s
         tokens = sum(len(each.tokens) for each in answers)
         figures |= {
-            "reward_mean": judged.mean,
-            "reward_std": judged.std,
+            "reward_mean": given.mean,
+            "reward_std": given.std,
             "groups": signals.groups,
             "silent_groups": signals.silent,
             "train_s": seconds,
@@ -140,18 +115,12 @@ class PolicyStep:
         self, step: int, answers: Sequence[Rollout], reward_S: Tensor, group_S: Tensor
     ) -> dict[str, float]:
         settings, aim = self._settings, self._settings.objective
-        fresh_S = torch.tensor(
-            [set(each.versions) == {step} for each in answers], device=self._device
-        )
-        order = list(range(len(answers)))
-        if aim.minibatches > 1:
-            chance = np.random.default_rng((settings.seed, step, _DEALT))
-            order = chance.permutation(len(answers)).tolist()
-        shares = [part.tolist() for part in np.array_split(order, aim.minibatches) if len(part)]
+        fresh_S = self._fresh(step, answers)
+        shares = self._shares(step, len(answers))
         models = Models(self.decoder, self._reference, self._critic)
         rows = [self._rows(answers, share) for share in shares]
         updates, figures = prepared(settings, models, rows, reward_S, group_S)
-        gaps, first, later = _Gaps(), PolicySignals(), PolicySignals()
+        gaps, first, later = Gaps(), PolicySignals(), PolicySignals()
         for part in chain(*updates):
             if part.old is not None:
                 gaps.add(part.old, part.rows, fresh_S)
@@ -179,81 +148,50 @@ class PolicyStep:
             figures["value_loss"] = float(torch.stack(critical).sum()) / len(updates)
         return figures | {"entropy": first.figures().get("entropy", math.nan)}
 
+    def _fresh(self, step: int, answers: Sequence[Rollout]) -> Tensor:
+        """Return which answers were drawn by the weights that the step begins with, bool [S]."""
+        fresh = [set(each.versions) == {step} for each in answers]
+        return torch.tensor(fresh, device=self._device)
+
+    def _shares(self, step: int, answers: int) -> list[list[int]]:
+        """Return the answers of each update, dealt by chance where there are several."""
+        count, order = self._settings.objective.minibatches, list(range(answers))
+        if count > 1:
+            chance = np.random.default_rng((self._settings.seed, step, _DEALT))
+            order = chance.permutation(answers).tolist()
+        return [part.tolist() for part in np.array_split(order, count) if len(part)]
+
     def _rows(self, answers: Sequence[Rollout], share: Sequence[int]) -> list[Rows]:
         most = self._settings.microbatch_tokens
         return list(microbatches(answers, share, most, self._device))
 
     def _backward(
-        self, part: Part, *, of: averaging.Totals, gaps: _Gaps | None, fresh_S: Tensor
+        self, part: Part, *, of: averaging.Totals, gaps: Gaps | None, fresh_S: Tensor
     ) -> PolicySignals:
         """Add a microbatch's gradients; `gaps` is given where the weights are not updated yet."""
-        aim, rows, tokens = self._settings.objective, part.rows, part.rows.counted
+        aim, rows = self._settings.objective, part.rows
         hidden = self.decoder.hidden(rows.tokens)
         logp, entropy = decoder_logprobs(
             self.decoder, hidden, rows.targets, entropy=gaps is not None
         )
         if gaps is not None and part.old is None:
             gaps.add(logp, rows, fresh_S)
-        old = rows.sampled if part.old is None else part.old
-        loss = _policy_loss(aim, logp, old, tokens, part.advantage)
-        losses, apart = loss.losses, None
-        if part.reference is not None:
-            if aim.kl_in == "loss":
-                losses = losses + _pull(aim, logp, part.reference, old, tokens)
-            apart = divergence(logp.detach(), part.reference)
-        weight = averaging.weights(tokens, of, aim.averaging, longest=self._longest)
-        correction = None
-        if part.old is not None:
-            correction = _correction(aim, part.old, rows)
-            weight = weight * correction
-        averaging.weighted_sum(losses, weight).backward()  # type: ignore[no-untyped-call]
-        seen = None if entropy is None else entropy.detach()
-        return policy_signals(loss, tokens, divergence=apart, entropy=seen, mismatch=correction)
+        loss, signals = judged(aim, part, logp, entropy, of=of, longest=self._longest)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return signals
 
     def _criticise(self, part: Part, of: averaging.Totals) -> list[Tensor]:
         """Add the critic's gradients, where there is one, and return its share of the loss."""
         if self._critic is None:
             return []
-        assert part.wanted is not None, "a step with a critic says what it shall learn"
-        clip, tokens = self._settings.critic.clip, part.rows.counted
-        value = tokens.clean(self._critic(part.rows.tokens))
-        losses = returns.value_loss(value, part.wanted, before=part.value, clip=clip)
-        loss = averaging.weighted_sum(losses, averaging.weights(tokens, of))
+        value = self._critic(part.rows.tokens)
+        loss = value_loss(part, value, of=of, clip=self._settings.critic.clip)
         loss.backward()  # type: ignore[no-untyped-call]
         return [loss.detach()]
 
 
 def _group(answer: Rollout) -> tuple[int, int]:
     return answer.key.step, answer.key.prompt
-
-
-def _policy_loss(
-    aim: ObjectiveSettings, logp: Tensor, old: Tensor, tokens: Tokens, advantage: Tensor
-) -> policy.PolicyLoss:
-    low, high = aim.ratio_bounds
-    if aim.loss == "reinforce":
-        return policy.reinforce(logp, advantage, tokens)
-    if aim.loss == "cispo":
-        return policy.cispo(logp, old, advantage, tokens, low=low, high=high)
-    level: policy.Level = "sequence" if aim.loss == "gspo" else "token"
-    most = aim.dual_clip
-    return policy.clipped(logp, old, advantage, tokens, low=low, high=high, level=level, most=most)
-
-
-def _pull(
-    aim: ObjectiveSettings, logp: Tensor, reference: Tensor, old: Tensor, tokens: Tokens
-) -> Tensor:
-    """Return what KL to the reference adds to the losses of tokens."""
-    ratio = policy.log_ratio(logp, old, tokens).exp() if aim.kl_weighted else None
-    return in_loss(logp, reference, strength=aim.kl, kind=aim.estimator, ratio=ratio)
-
-
-def _correction(aim: ObjectiveSettings, old: Tensor, rows: Rows) -> Tensor:
-    most, span = aim.correction_most, aim.correction_span
-    if aim.correction == "truncated":
-        return mismatch.truncated(old, rows.sampled, rows.counted, most=most, span=span)
-    least = 1 / most
-    return mismatch.masked(old, rows.sampled, rows.counted, least=least, most=most, span=span)
 
 
 def answer_figures(step: int, groups: Sequence[Group]) -> dict[str, float]:

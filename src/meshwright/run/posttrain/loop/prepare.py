@@ -13,7 +13,7 @@ from meshwright.run.posttrain.loop.answers import Rows
 from meshwright.run.posttrain.loop.critic import Critic
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.objectives import advantages, returns
-from meshwright.run.posttrain.objectives.chosen import decoder_logprobs
+from meshwright.run.posttrain.objectives.decoded import decoder_logprobs
 from meshwright.run.posttrain.objectives.divergence import divergence
 
 _OF_GROUPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -48,12 +48,16 @@ def logprobs(decoder: Decoder, rows: Rows) -> Tensor:
     return decoder_logprobs(decoder, decoder.hidden(rows.tokens), rows.targets)[0]
 
 
+Asked = Callable[[Sequence[Rows]], list[Tensor]]
+"""Returns the log-probabilities, or values, of every microbatch, by a model that ranks share."""
+
+
 class Models(NamedTuple):
     """Who is asked before a step."""
 
-    policy: Decoder
-    reference: Decoder | None
-    critic: Critic | None
+    policy: Decoder | Asked
+    reference: Decoder | Asked | None
+    critic: Critic | Asked | None
 
 
 class Prepared(NamedTuple):
@@ -76,9 +80,9 @@ def prepared(
     off = aim.kl > 0 and aim.kl_in == "reward"
     policy = reference = taken = None
     if aim.correction != "none" or off:
-        policy = [logprobs(models.policy, rows) for rows in every]
+        policy = _said(models.policy, every)
     if models.reference is not None:
-        reference = [logprobs(models.reference, rows) for rows in every]
+        reference = _said(models.reference, every)
     if off:
         assert policy is not None, "computed for it"
         assert reference is not None, "kl has one"
@@ -89,8 +93,7 @@ def prepared(
     figures: dict[str, float] = {}
     value = wanted = None
     if models.critic is not None:
-        with torch.no_grad():
-            value = [rows.counted.clean(models.critic(rows.tokens)) for rows in every]
+        value = _valued(models.critic, every)
         found, wanted, figures = _with_critic(settings, every, reward_S, taken, value)
     elif aim.advantage == "whitened":
         coming = _coming(every, reward_S, taken, aim.discount)
@@ -108,6 +111,21 @@ def prepared(
         for at, rows in enumerate(every)
     )
     return Prepared([[next(parts) for _ in update] for update in updates], figures)
+
+
+def _said(model: Decoder | Asked, every: Sequence[Rows]) -> list[Tensor]:
+    if isinstance(model, Decoder):
+        return [logprobs(model, rows) for rows in every]
+    return model(every)
+
+
+@torch.no_grad()
+def _valued(critic: Critic | Asked, every: Sequence[Rows]) -> list[Tensor]:
+    if isinstance(critic, Critic):
+        found = [critic(rows.tokens) for rows in every]
+    else:
+        found = critic(every)
+    return [rows.counted.clean(one) for rows, one in zip(every, found, strict=True)]
 
 
 def _with_critic(

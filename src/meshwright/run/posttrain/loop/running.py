@@ -14,12 +14,15 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.posttrain.loop.driving import Driver
+from meshwright.run.posttrain.loop.driving import AnyTrainer, Driver
 from meshwright.run.posttrain.loop.engine_thread import EngineThread
 from meshwright.run.posttrain.loop.engines import EngineHere, Engines, Replayed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.idle_settings import idle_settings
 from meshwright.run.posttrain.loop.keeping import Keeping, found_path
+from meshwright.run.posttrain.loop.ranks.following import follow
+from meshwright.run.posttrain.loop.ranks.leading import leading
+from meshwright.run.posttrain.loop.ranks.meeting import is_shared, met, place, told_to_all
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
@@ -27,6 +30,7 @@ from meshwright.run.posttrain.loop.trainer import LoopTrainer, model_of
 from meshwright.run.posttrain.rollouts.log import Origin, origin_of
 from meshwright.run.posttrain.rollouts.replay import Replay
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool, told
+from meshwright.spec.model import Model
 
 _DRAWN = ("seed", "samples", "max_tokens", "max_turns", "stop_tokens")
 """What of a drawing follows from settings and the task."""
@@ -48,7 +52,7 @@ class Outcome(NamedTuple):
     cpu_s: float
     """Of this process, and of the verifiers' that ended with it."""
     decoder: Decoder
-    """With the weights it came to."""
+    """With the weights it came to; over several ranks this one's part of them."""
 
 
 def run(
@@ -56,17 +60,26 @@ def run(
 ) -> Outcome:
     """Run to the end, or go on with what the folder holds; `say` hears what is worth a line.
 
-    With `show` steps are told on stderr, now and then.
+    With `show` steps are told on stderr, now and then. Where the layout has several ranks, each
+    process calls this: the first leads, and others return with nothing to tell when it ends.
     """
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+    leads = place().rank == 0
     with threads(settings.threads), ExitStack() as stack:
-        tasks = tasks_of(settings)
-        # Both are read before anything is written or trained: either may not be there, or not do.
-        replayed = _replayed(settings, tasks) if settings.replay else None
-        model_of(settings, tasks)
-        keeping = Keeping(settings, say)
+        with told_to_all(settings):
+            tasks = tasks_of(settings)
+            # Both are read before anything is written or trained: either may not be there, or not
+            # do.
+            replayed = _replayed(settings, tasks) if settings.replay and leads else None
+            model = model_of(settings, tasks)
+            keeping = Keeping(settings, say) if leads else None
+        if keeping is None:
+            mesh = stack.enter_context(met(settings))
+            decoder = follow(settings, tasks, model, mesh)
+            wall_s, cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
+            return Outcome(settings.steps, (), {}, (), {}, wall_s, cpu_s, decoder)
         stack.callback(keeping.close)
-        trainer = LoopTrainer(settings, tasks, keeping)
+        trainer = stack.enter_context(_training(settings, tasks, model, keeping))
         progress = trainer.begin()
         for line in () if progress.trained else idle_settings(settings):
             keeping.note(line)
@@ -96,6 +109,18 @@ def run(
     )
 
 
+@contextmanager
+def _training(
+    settings: LoopSettings, tasks: Tasks, model: Model, keeping: Keeping
+) -> Iterator[AnyTrainer]:
+    """Have the trainer: of one device, or of all ranks that were started."""
+    if not is_shared(settings):
+        yield LoopTrainer(settings, tasks, keeping)
+        return
+    with met(settings) as mesh, leading(settings, tasks, model, keeping, mesh) as trainer:
+        yield trainer
+
+
 def _cpu_s() -> float:
     """Return the processor seconds of this process, and of its children that ended."""
     mine, theirs = (
@@ -105,14 +130,16 @@ def _cpu_s() -> float:
 
 
 def _with_engine(
-    trainer: LoopTrainer, tasks: Tasks, progress: Progress, stack: ExitStack
+    trainer: AnyTrainer, tasks: Tasks, progress: Progress, stack: ExitStack
 ) -> dict[int, dict[str, float]]:
     settings, keeping = trainer.settings, trainer.keeping
     verifiers = list(dict.fromkeys((*tasks.train.verifiers, *tasks.held_out.verifiers)))
     pool = stack.enter_context(
         VerifierPool(verifiers, workers=settings.verifier_workers, limits=settings.verifier)
     )
-    sampling = Sampling(trainer.decoder, settings, tasks, pool, keeping.note)
+    sampling = Sampling(
+        trainer.decoder, settings, tasks, pool, keeping.note, offered=trainer.offered
+    )
     stack.callback(sampling.close)
     sampling.take(progress.trained)
     # As settings are kept: a run goes on from any folder, and from its own file.
@@ -175,7 +202,7 @@ def _other_draws(origin: Origin, tasks: Tasks, settings: LoopSettings) -> Iterat
             yield f"{name} is {then} there and {now} here"
 
 
-def _say_model(settings: LoopSettings, replay: Replay, trainer: LoopTrainer) -> None:
+def _say_model(settings: LoopSettings, replay: Replay, trainer: AnyTrainer) -> None:
     """Say where another model drew what is trained on: folders move, so it may be the same."""
     here = settings.model or trainer.decoder.model.name
     if replay.model and Path(replay.model).absolute() != Path(here).absolute():

@@ -6,6 +6,7 @@ import torch
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks, TakenHere
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
 from meshwright.run.posttrain.rollouts.drawing import Drawing
@@ -32,11 +33,21 @@ class VerifierFailing(MeshwrightError):
 
 
 class _Own:
-    """An engine of this process, which takes the weights of a decoder."""
+    """An engine of this process, which takes the weights of a decoder, or of all ranks."""
 
-    def __init__(self, decoder: Decoder, source: str | Model, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        source: str | Model,
+        settings: EngineSettings,
+        offered: OfferedByRanks | None,
+    ) -> None:
         self.engine, self._upkeep, _, _ = start_engine(source, settings)
-        self._weights = EngineWeights([of_decoder(decoder)], self.engine, self._upkeep)
+        self._weights: EngineWeights | TakenHere
+        if offered is None:
+            self._weights = EngineWeights([of_decoder(decoder)], self.engine, self._upkeep)
+        else:
+            self._weights = TakenHere(offered, self.engine, self._upkeep)
         self.take, self.wake = self._weights.update, self._upkeep.wake
 
     @property
@@ -60,8 +71,13 @@ class Sampling:
         tasks: Tasks,
         pool: VerifierPool,
         say: Callable[[str], object] = lambda _: None,
+        *,
+        offered: OfferedByRanks | None = None,
     ) -> None:
-        """Start an engine here, or workers, that take the weights of a trained decoder."""
+        """Start an engine here, or workers, that take the weights of a trained decoder.
+
+        Where several ranks train it, weights are those that they offer, and this is the first's.
+        """
         weight, workers = decoder.embedding.weight, settings.workers
         engine_settings = EngineSettings(
             device=str(weight.device),
@@ -79,10 +95,10 @@ class Sampling:
         if workers.count:
             self._side = self.engine = fleet_of(
                 decoder, source, engine_settings, workers, threads=settings.threads,
-                stall_s=settings.stall_s, exact=not settings.overlaps, say=say,
+                stall_s=settings.stall_s, exact=not settings.overlaps, say=say, offered=offered,
             )  # fmt: skip
         else:
-            self._side = own = _Own(decoder, source, engine_settings)
+            self._side = own = _Own(decoder, source, engine_settings, offered)
             self.engine = own.engine
         self.pool, self._tasks, self._settings = pool, tasks, settings
         self.generator = Generator(self.engine, tasks.train, pool, tasks.drawing(settings))

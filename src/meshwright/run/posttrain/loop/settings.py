@@ -10,10 +10,12 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.policy.rollout.arrangement import PLACEMENTS, Arrangement, Placement, arranged
 from meshwright.run.posttrain.loop.objective import CriticSettings, ObjectiveSettings
+from meshwright.run.posttrain.loop.ranks.refusals import layout_problems
 from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.bounds import Bounds
+from meshwright.spec.layout import Layout
 from meshwright.spec.model import Attention, Block, Mlp, Model
 from meshwright.spec.names import suggestion
 from meshwright.spec.serving import Limits
@@ -180,6 +182,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine_weights: EngineWeights = "model"
     """What the engine keeps matrices in: the trainer's numbers, or fp8 with a scale for each row,
     rounded anew with every version. `objective.correction` is made for what that changes."""
+    layout: Layout = Layout()
+    """How the ranks of the trainer share the model, as in other training; the default is one
+    device. Numbers are in the run's `precision`, microbatches of `microbatch_tokens`."""
     threads: int | None = None
     """Of torch on a processor: small models are quickest with 1. None leaves it as it is."""
     microbatch_tokens: int = 16384
@@ -248,6 +253,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 _ = self.arrangement
             except InputError as error:
                 bounds.problems += error.problems
+        bounds.problems += layout_problems(self)
         if bounds.sound("prompts", "samples", "batch_requests", "graph_tokens"):
             try:
                 _ = self.limits
@@ -302,6 +308,18 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return self.batch_requests
         prompts = -(-self.prompts // max(1, self.workers.count))
         return min(prompts * self.samples, _MOST_REQUESTS)
+
+    @property
+    def updates(self) -> int:
+        """Updates of all steps: what learning rates follow."""
+        return self.steps * self.objective.minibatches
+
+    @property
+    def critic_rule(self) -> OptimizerSettings:
+        """How the critic is updated: as the policy, but for its learning rate."""
+        if self.critic.lr is None:
+            return self.optimizer
+        return msgspec.structs.replace(self.optimizer, lr=self.critic.lr)
 
     @property
     def overlaps(self) -> bool:

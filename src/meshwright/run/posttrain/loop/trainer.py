@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from meshwright.errors import InputError, Problem
@@ -13,6 +12,9 @@ from meshwright.run.nn.huggingface import load
 from meshwright.run.posttrain.loop.critic import Critic
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
+from meshwright.run.posttrain.loop.ranks.meeting import layout_of
+from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks
+from meshwright.run.posttrain.loop.ranks.refusals import model_problems
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
 from meshwright.run.posttrain.loop.warm_up import warm_up
@@ -22,7 +24,6 @@ from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
 from meshwright.run.train.placed_state import State, whole_state
 from meshwright.run.train.step import make_decoder
 from meshwright.spec.bounds import require
-from meshwright.spec.layout import Layout
 from meshwright.spec.layout.check import tensor_problems
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
@@ -35,8 +36,7 @@ class LoopTrainer:
         """Make the model with its first weights."""
         self.settings, self._tasks, self.keeping = settings, tasks, keeping
         device = device_of(settings.device)
-        precision = settings.precision or ("bf16" if device.type == "cuda" else "fp32")
-        self._layout = Layout(precision=precision)
+        self._layout = layout_of(settings, device.type)
         self.decoder: Decoder = make_decoder(
             model_of(settings, tasks), self._layout, device=device, seed=settings.seed
         )
@@ -67,9 +67,7 @@ class LoopTrainer:
         found = keeping.resume(self.tensors())
         if found is None:
             found = Progress(trained=0, unasked=0)
-            if losses:
-                said = f"warm-up: {len(losses)} steps on right answers, loss "
-                keeping.note(f"{said}{losses[0]:.3f} to {losses[-1]:.3f}")
+            keeping.note_warm_up(losses)
             self.save(found)
         longest = self._tasks.max_tokens * self.settings.max_turns
         self._step = PolicyStep(
@@ -95,10 +93,14 @@ class LoopTrainer:
             learned = self._step(step, groups)
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
-        silent = learned.figures["silent_groups"] == learned.figures["groups"]
-        if silent and self.settings.objective.compares:
-            self.keeping.note(f"step {step + 1}: {learned.sentence}", step + 1)
+        self.keeping.note_silence(step, learned.figures, learned.sentence)
         return learned.figures
+
+    offered: OfferedByRanks | None = None
+    """What several ranks have for engines; these read the decoder's own weights here."""
+
+    def lay_out(self, version: int) -> None:
+        """Leave the weights where they are: engines of this process and its workers see them."""
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint where one is due."""
@@ -110,25 +112,18 @@ class LoopTrainer:
             self.decoder.named_parameters(),
             self._layout,
             self.settings.optimizer,
-            total_steps=self._updates,
+            total_steps=self.settings.updates,
             seed=self.settings.seed,
         )
 
     def _new_critic(self) -> Critic:
         """Return a critic that begins as the policy is now."""
-        rule, lr = self.settings.optimizer, self.settings.critic.lr
-        if lr is not None:
-            rule = msgspec.structs.replace(rule, lr=lr)
-        seed = self.settings.seed
-        return Critic(self.decoder, self._layout, rule, total_steps=self._updates, seed=seed)
-
-    @property
-    def _updates(self) -> int:
-        return self.settings.steps * self.settings.objective.minibatches
+        rule, seed, updates = self.settings.critic_rule, self.settings.seed, self.settings.updates
+        return Critic(self.decoder, self._layout, rule, total_steps=updates, seed=seed)
 
 
 def model_of(settings: LoopSettings, tasks: Tasks) -> Model:
-    """Return the model that is trained; one that workers cannot share is refused."""
+    """Return the model that is trained; one that workers, or ranks, cannot share is refused."""
     if settings.model:
         model = load_config(settings.model)
     elif tasks.vocab is None:
@@ -136,6 +131,7 @@ def model_of(settings: LoopSettings, tasks: Tasks) -> Model:
         raise InputError([Problem("model", what, "give a Hugging Face folder")])
     else:
         model = settings.network.model(tasks.vocab)
+    require(model_problems(model, settings.layout))
     problems = dict.fromkeys(tensor_problems(settings.workers.tp, model))
     require(
         each._replace(where="workers.tp", fix=each.fix.replace("tp=", "workers.tp="))

@@ -33,17 +33,12 @@ def warm_up(
     decoder: Decoder, layout: Layout, environment: Environment, settings: WarmUpSettings
 ) -> list[float]:
     """Train on right answers; return the mean loss of each step, in nats for a token."""
-    if not hasattr(environment, "shown"):
-        what = f"{environment.name} shows no right answers"
-        raise InputError([Problem("warm_up.steps", what, "use 0, or begin from trained weights")])
-    task, device = cast(Shows, environment), decoder.embedding.weight.device
-    rule = OptimizerSettings(lr=settings.lr, schedule="constant", warmup_steps=0, decay=0.0)
+    task, device = shows(environment), decoder.embedding.weight.device
+    rule = rule_of(settings)
     optimizer = make_optimizer(decoder.named_parameters(), layout, rule, total_steps=settings.steps)
     losses = []
     for step in range(settings.steps):
-        first = FIRST + step * settings.answers
-        pairs = list(task.shown(range(first, first + settings.answers)))
-        tokens, labels = _padded(pairs, device)
+        tokens, labels = padded_rows(pairs_of(task, step, settings), device)
         loss = decoder.loss(tokens, labels)
         mean = loss.total / loss.count
         mean.backward()  # type: ignore[no-untyped-call]
@@ -53,7 +48,26 @@ def warm_up(
     return torch.stack(losses).tolist() if losses else []
 
 
-def _padded(pairs: Sequence[Shown], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def shows(environment: Environment) -> Shows:
+    """Return an environment that knows right answers; another is refused."""
+    if not hasattr(environment, "shown"):
+        what = f"{environment.name} shows no right answers"
+        raise InputError([Problem("warm_up.steps", what, "use 0, or begin from trained weights")])
+    return cast(Shows, environment)
+
+
+def rule_of(settings: WarmUpSettings) -> OptimizerSettings:
+    """Return how weights are updated by these steps."""
+    return OptimizerSettings(lr=settings.lr, schedule="constant", warmup_steps=0, decay=0.0)
+
+
+def pairs_of(task: Shows, step: int, settings: WarmUpSettings) -> list[Shown]:
+    """Return what one step is trained on."""
+    first = FIRST + step * settings.answers
+    return list(task.shown(range(first, first + settings.answers)))
+
+
+def padded_rows(pairs: Sequence[Shown], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens, and for each the one that follows where that belongs to an answer."""
     longest = max(len(prompt) + len(answer) for prompt, answer in pairs) - 1
     tokens = torch.zeros(len(pairs), longest, dtype=torch.int64)

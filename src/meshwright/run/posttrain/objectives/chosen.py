@@ -23,7 +23,6 @@ from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.linear_cross_entropy import add_product, default_chunk_bytes
 from meshwright.run.kernels.products import TORCH, Products
-from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.objectives.hidden_words import finite, hidden_words
 
 _COPIES = 3
@@ -83,32 +82,6 @@ def word_logprobs(
     rule = _Rule(softcap, scale, temperature)
     task = _Task(rule, entropy, rest, chunk_bytes, products, backend)
     return _words(x_ND, weight_VD, bias, words_NK, task)
-
-
-def decoder_logprobs(
-    decoder: Decoder,
-    x_BTD: Tensor,
-    words_BT: Tensor,
-    *,
-    temperature: float = 1.0,
-    entropy: bool = False,
-    chunk_bytes: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return log p of one word for each of a decoder's hidden vectors, and entropies, [B, T].
-
-    `words_BT` are what follows each token, `IGNORED` where that is not asked for.
-    """
-    if decoder.head.shared is not None:
-        what = "the words of the head are shared between ranks"
-        fix = "give the trainer a layout without tensor parallelism"
-        raise InputError([Problem("decoder_logprobs", what, fix)])
-    rule = _Rule(decoder.model.logit_softcap, decoder.model.logit_scale, temperature)
-    task = _Task(rule, entropy, False, chunk_bytes, decoder.head.products, "auto")
-    words_NK = words_BT.reshape(-1, 1)
-    weights = (decoder.head_weight, decoder.head.bias)
-    found = _words(x_BTD.flatten(0, 1), *weights, words_NK, task)
-    spread = None if found.entropy is None else found.entropy.view(words_BT.shape)
-    return found.logprobs.view(words_BT.shape), spread
 
 
 class _Rule(NamedTuple):

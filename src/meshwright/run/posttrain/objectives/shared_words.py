@@ -35,6 +35,7 @@ class _Rule(NamedTuple):
     softcap: float | None
     scale: float | None
     rest: bool
+    entropy: bool
 
     def shaped(self, logits: Tensor) -> Tensor:
         logits = logits if self.scale is None else logits * self.scale
@@ -76,14 +77,16 @@ def shared_word_logprobs(
     softcap: float | None = None,
     scale: float | None = None,
     rest: bool = False,
+    entropy: bool = False,
 ) -> WordLogprobs:
     """Return log p of K words for every token, if asked that of all others, the same on all ranks.
 
-    All ranks have all of `x_ND`, and its whole gradient afterwards.
+    All ranks have all of `x_ND`, and its whole gradient afterwards. Entropies have no gradients.
     """
     given = (copy_in(x_ND, words.group), weight_WD, bias_W)
-    found, others = _SharedWords.apply(*given, words_NK, _Rule(words, softcap, scale, rest))
-    return WordLogprobs(found, None, others if rest else None)
+    rule = _Rule(words, softcap, scale, rest, entropy)
+    found, others, spread = _SharedWords.apply(*given, words_NK, rule)
+    return WordLogprobs(found, spread if entropy else None, others if rest else None)
 
 
 class _SharedWords(torch.autograd.Function):
@@ -95,7 +98,7 @@ class _SharedWords(torch.autograd.Function):
         bias_W: Tensor | None,
         words_NK: Tensor,
         rule: _Rule,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         formats = (weight_WD, bias_W)
         ctx.formats = (
             x_ND.dtype,
@@ -106,6 +109,7 @@ class _SharedWords(torch.autograd.Function):
         found = x_ND.new_zeros(words_NK.shape, dtype=WIDE)
         # Of all words, and of those that are not given.
         lse_2N = x_ND.new_zeros(1 + rule.rest, len(x_ND), dtype=WIDE)
+        spread = found.new_zeros(len(x_ND) if rule.entropy else 0)
         for part in rule.pieces(x_ND):
             shaped = rule.logits(x_ND[part], weight_WD, bias_W)
             local, mine = rule.local(words_NK[part])
@@ -121,8 +125,18 @@ class _SharedWords(torch.autograd.Function):
             if rule.rest:
                 with hidden_words(shaped, local, mine):
                     total.append(_total(shaped, largest_2N[1]))
-            sums = group.all_reduce(torch.cat([*total, chosen, mine.to(WIDE)], 1))
-            totals, chosen, holders = sums.split([len(total), count, count], 1)
+            if rule.entropy:
+                less = shaped - largest_2N[0, :, None]
+                weighed = (less.exp() * less).sum(1, keepdim=True)
+            else:
+                weighed = chosen[:, :0]
+            sums = group.all_reduce(torch.cat([*total, chosen, mine.to(WIDE), weighed], 1))
+            totals, chosen, holders, weighed = sums.split(
+                [len(total), count, count, rule.entropy], 1
+            )
+            if rule.entropy:
+                # H is log Σ exp z less the mean of z, both less the largest.
+                spread[part] = totals[:, 0].log() - weighed[:, 0] / totals[:, 0]
             lse_2N[:, part] = largest_2N + totals.t().log()
             logprobs = chosen - lse_2N[0, part, None]
             # A word that no rank holds is none.
@@ -130,11 +144,12 @@ class _SharedWords(torch.autograd.Function):
             found[part] = logprobs.masked_fill(words_NK[part] == IGNORED, 0)
         ctx.save_for_backward(x_ND, weight_WD, bias_W, words_NK, lse_2N)
         ctx.rule = rule
-        return found, lse_2N[1] - lse_2N[0] if rule.rest else found.new_zeros(0)
+        ctx.mark_non_differentiable(spread)
+        return found, lse_2N[1] - lse_2N[0] if rule.rest else found.new_zeros(0), spread
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor, of_rest: Tensor) -> Any:
+    def backward(ctx: Any, of_logprobs: Tensor, of_rest: Tensor, _: Tensor) -> Any:
         x_ND, weight_WD, bias_W, words_NK, lse_2N = ctx.saved_tensors
         rule: _Rule = ctx.rule
         of_logprobs = of_logprobs.masked_fill(words_NK == IGNORED, 0)

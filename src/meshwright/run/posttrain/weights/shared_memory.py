@@ -15,8 +15,9 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,22 +65,12 @@ class Posted:
         Raises:
             NoRoom: where they do not fit.
         """
-        path = _path(self._folder, version, self._rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
         size = sum(map(parcel_bytes, self._parcels))
-        part = path.with_suffix(".part")
-        if size:
-            with part.open("w+b") as file:
-                _reserve(file.fileno(), size, part)
-                with mmap.mmap(file.fileno(), size) as memory:
-                    self._write(version, torch.frombuffer(memory, dtype=torch.uint8))
-        else:
-            part.touch()
-        part.rename(path)
+        lay_out(self._folder, version, self._rank, size, partial(self._write, version))
         return size
 
     def _write(self, version: int, file: Tensor) -> None:
-        for parcel, start in _laid_out(self._parcels):
+        for parcel, start in laid_out(self._parcels):
             room = file[start : start + parcel_bytes(parcel)]
             pack(parcel, self._tensors, version, self._plan.digest, room)
 
@@ -90,6 +81,27 @@ class Posted:
         # Others may have files in the folder, or have removed it just now.
         with suppress(OSError):
             path.parent.rmdir()
+
+
+def lay_out(
+    folder: Path, version: int, source: int, size: int, write: Callable[[Tensor], object]
+) -> None:
+    """Let what a source has of a version be written, and be seen at once.
+
+    Raises:
+        NoRoom: where so many bytes do not fit.
+    """
+    path = _path(folder, version, source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    if size:
+        with part.open("w+b") as file:
+            _reserve(file.fileno(), size, part)
+            with mmap.mmap(file.fileno(), size) as memory:
+                write(torch.frombuffer(memory, dtype=torch.uint8))
+    else:
+        part.touch()
+    part.rename(path)
 
 
 class Fetched:
@@ -127,7 +139,7 @@ class Fetched:
         _await(paths, version, patience_s)
         for source, path in paths.items():
             bytes_ = _mapped(path, sum(map(parcel_bytes, self._of[source])))
-            for parcel, start in _laid_out(self._of[source]):
+            for parcel, start in laid_out(self._of[source]):
                 if parcel in self.arrivals.mine:
                     self.arrivals.lend(parcel, bytes_[start : start + parcel_bytes(parcel)])
                     self.arrivals.accept(parcel)
@@ -161,7 +173,7 @@ def _reserve(file: int, size: int, path: Path) -> None:
         raise NoRoom(f"{what}: {fix}") from error
 
 
-def _laid_out(parcels: Sequence[Parcel]) -> list[tuple[Parcel, int]]:
+def laid_out(parcels: Sequence[Parcel]) -> list[tuple[Parcel, int]]:
     """Return where each parcel of a source begins in its file."""
     found, at = [], 0
     for parcel in parcels:

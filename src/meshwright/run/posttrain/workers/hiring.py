@@ -30,8 +30,12 @@ def fleet_of(
     stall_s: float,
     exact: bool,
     say: Callable[[str], object],
+    offered: Offered | None = None,
 ) -> Fleet:
-    """Start workers that take a decoder's weights; `engine` is what one beside it would have."""
+    """Start workers that take a decoder's weights; `engine` is what one beside it would have.
+
+    Where several ranks have the weights, `offered` is what they have.
+    """
     starts = [
         Start(source, each, threads=threads, whole=True) for each in engines_of(engine, workers)
     ]
@@ -45,7 +49,7 @@ def fleet_of(
     return Fleet(
         hire,
         workers.count,
-        Offered([of_decoder(decoder)]),
+        Offered([of_decoder(decoder)]) if offered is None else offered,
         left=left,
         restarts=workers.restarts,
         stall_s=stall_s,
