@@ -25,6 +25,7 @@ from meshwright.run.posttrain.loop.settings import (
 )
 from meshwright.run.posttrain.rollouts.verifiers import VerifierLimits
 from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.spec.layout import Layout
 from meshwright.spec.model import decoder as model_of
 from tests.run.posttrain.loop.small import settings
 
@@ -33,6 +34,7 @@ TASK = TaskSettings(name=HERE, options={"verifier": "double", "bad": 0})
 
 CHANGES: dict[str, Any] = {
     "folder": "moved",
+    "layout": Layout(recompute="full"),  # over ranks: test_ranks
     "threads": 2,
     "microbatch_tokens": 64,
     "batch_requests": 3,
