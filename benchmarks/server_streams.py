@@ -59,7 +59,7 @@ except ImportError:
 class Steps:
     """An engine that only counts."""
 
-    max_length = 1 << 20
+    max_length = embed_length = 1 << 20
 
     def __init__(self) -> None:
         self._left: dict[Inbox, int] = {}
@@ -111,14 +111,20 @@ class Letters:
     """A tokenizer of characters."""
 
     size = 256
+    marks: frozenset[int] = frozenset()
 
     def encode(self, text: str, /, *, special: bool = True) -> list[int]:
         """Return the characters' numbers."""
         return [int(special), *text.encode()]
 
-    def decode(self, ids: Sequence[int], /) -> str:
+    def decode(self, ids: Sequence[int], /, *, skip_special: bool = True) -> str:
         """Return the characters."""
+        del skip_special
         return bytes(ids).decode("latin-1")
+
+    def spelled(self, token: int, /) -> bytes:
+        """Return the character."""
+        return chr(token).encode()
 
     def chat(self, messages: Sequence[Any], tools: Any = None, **values: Any) -> str:
         """Return the last message."""
