@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from meshwright.errors import InputError, MeshwrightError, Problem
@@ -20,7 +20,7 @@ from meshwright.run.serve.engine.doing import HalfRenewed
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.inbox import Inbox
-from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory
 from meshwright.run.serve.parcels import Parcel, collect
 
 STUCK_S = 60.0
@@ -105,12 +105,12 @@ class EngineLoop:
         """Give memory back; level 1 keeps the weights in host memory."""
         await self._between(lambda: self._kept().sleep(level))
 
-    async def wake(self) -> None:
-        """Take the memory again."""
-        await self._between(lambda: self._kept().wake())
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Take the memory of some parts again."""
+        await self._between(lambda: self._kept().wake(parts))
 
     def asleep(self) -> bool:
-        """Tell whether it sleeps."""
+        """Tell whether any part of it sleeps."""
         return self._upkeep is not None and self._upkeep.asleep
 
     async def update_weights(self, path: str) -> None:

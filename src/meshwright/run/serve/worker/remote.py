@@ -8,7 +8,7 @@ started; until it is ready the server is not healthy, and new asks are refused.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.serve.asked import Ask, Gauges
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.inbox import Inbox
-from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.worker.frames import (
     Answered,
@@ -76,7 +76,8 @@ class RemoteEngine:
         self._why = ""
         """Why no asks are taken at the moment."""
         self._deaths: list[float] = []
-        self._asleep = False
+        self._asleep: frozenset[Memory] = frozenset()
+        """What it has given back."""
         self._renewed = ""
         """The folder that weights were last read from, where they were replaced."""
         self._stale = ""
@@ -112,16 +113,16 @@ class RemoteEngine:
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
         await self._call(Call(self._next_number(), "sleep", level=level))
-        self._asleep = True
+        self._asleep = frozenset(MEMORY)
 
-    async def wake(self) -> None:
-        """Take the memory again."""
-        await self._call(Call(self._next_number(), "wake"))
-        self._asleep = False
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Take the memory of some parts again."""
+        await self._call(Call(self._next_number(), "wake", parts=tuple(parts)))
+        self._asleep = self._asleep.difference(parts)
 
     def asleep(self) -> bool:
-        """Tell whether it sleeps."""
-        return self._asleep
+        """Tell whether any part of it sleeps."""
+        return bool(self._asleep)
 
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""
@@ -177,7 +178,7 @@ class RemoteEngine:
                 self._why = f"{why}, and another one cannot be started: {error}"
                 LOG.error(self._why)
                 return
-            self.ready, self._asleep = self.process.ready, False
+            self.ready, self._asleep = self.process.ready, frozenset()
             LOG.warning("the engine's process is there again")
 
     async def _heard_out(self) -> str:
