@@ -134,6 +134,45 @@ def test_weights_that_have_no_room_when_they_come_are_told(capsys: Captured) -> 
     assert answer([*words, "--tp", "4"], capsys)["remarks"] == []
 
 
+def test_a_reference_model_without_room_is_told(capsys: Captured) -> None:
+    words = ["qwen2.5-14b", "--cluster", "h200-superpod", "--gpus", "8", "--train-tp", "1",
+             "--train-pp", "1", "--steps", "1", "--longest", "2048", "--output", "500",
+             "--prompts", "8", "--samples", "4"]  # fmt: skip
+    plain = answer(words, capsys)
+    assert plain["remarks"] == []
+    there = plain["outcome"]["peak_bytes"]
+    assert max(there.values()) < 141e9 * 1.07
+    pulled = answer([*words, "--forwards", "2"], capsys)
+    (remark,) = pulled["remarks"]
+    assert remark.startswith("while the trainer trains a GPU would hold")
+    assert "a reference model lies beside the policy" in remark
+
+
+def test_a_loop_whose_sides_keep_their_memory_is_told_where_that_is_too_much(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "loop.toml"
+
+    def words(layers: int, packed: int, placement: str) -> list[str]:
+        network = {"layers": layers, "hidden": 4096, "heads": 32, "ffn": 14336}
+        text = "".join(f"{name} = {value}\n" for name, value in network.items())
+        asked = f'precision = "bf16"\nprompts = 1024\nsamples = 8\nmicrobatch_tokens = {packed}\n'
+        file.write_text(f'placement = "{placement}"\n{asked}[network]\n{text}')
+        return [str(file), "--cluster", "h200-superpod", "--steps", "1"]
+
+    def said(placement: str) -> list[str]:
+        remarks = answer(words(8, 60_000, placement), capsys)["remarks"]
+        return [each for each in remarks if "would hold" in each]
+
+    (remark,) = said("disaggregated")
+    assert remark.startswith("while the trainer trains a GPU would hold")
+    assert "--placement colocated takes turns" in remark
+    assert said("colocated") == []
+    # An engine beside a trainer that keeps half of a GPU is refused when it starts, and here.
+    assert main(["simulate", "rl", *words(24, 1000, "disaggregated")]) == 2
+    assert "what others keep there" in capsys.readouterr().err
+
+
 def test_quiet_prints_the_step(capsys: Captured) -> None:
     assert main(["simulate", "rl", *SMALL, "--quiet"]) == 0
     assert float(capsys.readouterr().out) > 0

@@ -110,6 +110,7 @@ def describe(word: str) -> Loop:
             "updates": aim.minibatches,
             # Ratios are to what the engine told, unless a correction computes it once more.
             "forwards": (aim.correction != "none") + (aim.kl > 0),
+            "reference": aim.kl > 0,
             "seed": settings.seed,
         },
         limits=settings.limits,
@@ -189,7 +190,7 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
     if workers.count and len(set(workers.devices)) < workers.count:
         yield "each worker is taken to have devices of its own"
     if settings.objective.advantage == "gae":
-        yield "what the critic computes is not counted"
+        yield "what the critic computes and keeps is not counted"
     if settings.spare_prompts:
         yield "spare prompts are not drawn: which groups carry a signal is not known before"
 

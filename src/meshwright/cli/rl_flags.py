@@ -9,7 +9,7 @@ import msgspec
 from meshwright.cli.request_flags import parse_lengths
 from meshwright.cli.setting_flags import only_flags_set
 from meshwright.predict.rl.outcome import Outcome
-from meshwright.predict.rl.prices import SYNCING
+from meshwright.predict.rl.peaks import GENERATING, SYNCING, TRAINING
 from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.layout.words import short_name
@@ -26,6 +26,9 @@ LONGEST = 8192
 _LENGTHS = ("prompt", "output")
 _FEW = 0.01
 """Less than this share of answers is cut without a word."""
+_MEANWHILE: dict[str, str] = {
+    GENERATING: "engines generate", SYNCING: "new weights come in", TRAINING: "the trainer trains",
+}  # fmt: skip
 TRAINER = ("tp", "pp", "ep")
 """Degrees of the trainer's layout that flags may set; `dp` is what is left."""
 
@@ -135,14 +138,23 @@ def outcome_data(outcome: Outcome) -> dict[str, Any]:
 
 
 def too_full(setup: Setup, outcome: Outcome) -> Iterator[str]:
-    """Say where new weights find no room beside what a GPU has."""
-    held, there = outcome.peak_bytes[SYNCING], setup.cluster.gpu.memory_bytes
-    if held > there:
-        yield (
-            f"while new weights come in a GPU would hold {format_bytes(held)} of "
-            f"{format_bytes(there)}, as they are kept aside until all have come; with a larger "
-            "--tp each has fewer"
-        )
+    """Say where a GPU would hold more than it has, of whatever is done."""
+    there = setup.cluster.gpu.memory_bytes
+    for doing, held in outcome.peak_bytes.items():
+        if held > there:
+            full = f"{format_bytes(held)} of {format_bytes(there)}"
+            yield f"while {_MEANWHILE[doing]} a GPU would hold {full}{_fullness(doing, setup)}"
+
+
+def _fullness(doing: str, setup: Setup) -> str:
+    """Say what a GPU is full of, and what would do."""
+    if doing == SYNCING and setup.shares_gpus:
+        return ", as they are kept aside until all have come; with a larger --tp each has fewer"
+    if doing == TRAINING and setup.beside:
+        return ", as an engine keeps its memory beside it; --placement colocated takes turns"
+    if doing == TRAINING and setup.rounds.has_reference:
+        return ", as a reference model lies beside the policy; let more GPUs train"
+    return ""
 
 
 def gpus_words(setup: Setup) -> str:

@@ -26,14 +26,16 @@ from meshwright.spec.model import count_parameters
 from meshwright.spec.work import read_cluster, read_model
 from tests.predict.rl.setups import CLUSTER, rounds, setup
 
-MOVES = Moves(weights=8e9, states=6e9, gradients=2e9, served=16e9)
+MOVES = Moves(weights=8e9, states=6e9, reference=8e9, served=16e9)
 
 
 def test_a_framework_that_swaps_moves_more_and_through_slower_memory() -> None:
     rates = host_rates(CLUSTER)
     assert rates.pageable < rates.pinned < CLUSTER.host.gpu_bytes_per_s
     ours, theirs = phase_s(MESHWRIGHT, MOVES, rates), phase_s(NEMO_RL, MOVES, rates)
-    assert ours["load"] == pytest.approx(8e9 / rates.pinned)
+    assert ours == pytest.approx(dict.fromkeys(("load", "offload"), 14e9 / rates.pinned))
+    alone = phase_s(MESHWRIGHT, MOVES._replace(reference=0.0), rates)
+    assert alone["load"] == pytest.approx(6e9 / rates.pinned)
     assert theirs["load"] == pytest.approx(8e9 / rates.pinned + 6e9 / rates.pageable)
     assert theirs["sleep"] == theirs["wake weights"] == pytest.approx(16e9 / rates.pinned)
 

@@ -4,7 +4,8 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.predict.rl import Rounds, Setup
-from meshwright.predict.rl.prices import TRAINING, prices_of
+from meshwright.predict.rl.peaks import TRAINING
+from meshwright.predict.rl.prices import prices_of
 from meshwright.predict.rl.setup import share_of
 from meshwright.predict.rl.training import training_layout
 from meshwright.predict.serving.fleet import Copies, default_limits

@@ -1,7 +1,7 @@
 """Several engines sleep, wake and take new weights together, or not at all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from meshwright.run.serve.engine import doing
 from meshwright.run.serve.engine.loop import EngineLoop
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
-from meshwright.run.serve.interface import EngineBroken, Serves
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory, Serves
 from meshwright.run.serve.routed import HandedOver, Routed
 from meshwright.spec.serving import Limits
 from tests.run.serve.engine.test_engine import PROMPTS
@@ -47,9 +47,9 @@ class Stubborn(PretendEngine):
         self._try(f"sleep {level}")
         await super().sleep(level)
 
-    async def wake(self) -> None:
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
         self._try("wake")
-        await super().wake()
+        await super().wake(parts)
 
     async def update_weights(self, path: str) -> None:
         self._try(path)
@@ -109,7 +109,7 @@ def test_where_one_cannot_wake_all_sleep_on() -> None:
         engines = [PretendEngine(), Stubborn("wake", DEAD)]
         routed = Routed(engines)
         await routed.sleep(1)
-        with pytest.raises(EngineBroken, match=r"engine 2 of 2 cannot wake.*as they were"):
+        with pytest.raises(EngineBroken, match=r"engine 2 of 2 cannot wake.*others sleep on"):
             await routed.wake()
         assert [engine.sleeps for engine in engines] == [True, True]
 
@@ -251,6 +251,12 @@ def test_engines_of_a_model_take_its_new_weights(folders: tuple[Path, Path]) -> 
         await routed.update_weights(str(folders[1]))
         new = [await _greedy(routed) for _ in range(2)]
         assert new[0] == new[1] != old
+        await routed.sleep(2)
+        await routed.wake(["weights"])
+        assert routed.asleep()
+        await routed.update_weights(str(folders[0]))
+        await routed.wake(["cache"])
+        assert [await _greedy(routed) for _ in range(2)] == [old, old]
         await routed.close()
 
     run(work())

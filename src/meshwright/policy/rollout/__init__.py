@@ -3,6 +3,8 @@
     arrangement  where both sides lie, and how far they may drift apart
     actions      what a driver is told to do, and what those wait for who do nothing
     controller   the decisions, one after another; it knows no clock
+    dealing      which of several engines draws a sample
+    memory       what lies on GPUs that both sides share, and what an engine may fill of one
 
 The post-training loop carries the actions out; the simulation gives each of them a duration.
 """
@@ -25,6 +27,8 @@ from meshwright.policy.rollout.arrangement import (
     arranged,
 )
 from meshwright.policy.rollout.controller import Controller, Ending, Progress
+from meshwright.policy.rollout.dealing import Dealer, Dealing
+from meshwright.policy.rollout.memory import Doing, Part, engine_share, held
 
 __all__ = [
     "PLACEMENTS",
@@ -32,9 +36,13 @@ __all__ = [
     "Action",
     "Arrangement",
     "Controller",
+    "Dealer",
+    "Dealing",
+    "Doing",
     "Drop",
     "Ending",
     "Generate",
+    "Part",
     "Phase",
     "Placement",
     "Progress",
@@ -43,4 +51,6 @@ __all__ = [
     "Train",
     "Wait",
     "arranged",
+    "engine_share",
+    "held",
 ]

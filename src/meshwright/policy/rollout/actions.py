@@ -4,9 +4,12 @@ from typing import Literal, NamedTuple
 
 PhaseName = Literal["sleep", "load", "offload", "wake weights", "wake cache"]
 """Turns of GPUs that both sides share. `sleep`: engines give up their cache and weights. `load`:
-the optimizer's states come back to the GPUs. `offload`: they leave. `wake weights`: engines have
-room for weights again, which are synced before `wake cache` gives them one: old and new weights and
-a full cache never lie side by side."""
+the optimizer's states come back to the GPUs, and what else only training needs. `offload`: all of
+it leaves. `wake weights`: engines have room for weights again, which are synced before `wake cache`
+gives them one: old and new weights and a full cache never lie side by side."""
+BEFORE_TRAINING: tuple[PhaseName, ...] = ("sleep", "load")
+BEFORE_SYNC: tuple[PhaseName, ...] = ("offload", "wake weights")
+AFTER_SYNC: tuple[PhaseName, ...] = ("wake cache",)
 
 WaitName = Literal["groups", "drain", "weights", "staleness", "memory", "end"]
 """`groups`: the trainer has too few to begin a step. `drain`: a sync begins once nothing runs.

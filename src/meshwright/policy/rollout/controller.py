@@ -18,11 +18,13 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.actions import (
+    AFTER_SYNC,
+    BEFORE_SYNC,
+    BEFORE_TRAINING,
     Action,
     Drop,
     Generate,
     Phase,
-    PhaseName,
     Sync,
     Train,
     Wait,
@@ -32,8 +34,6 @@ from meshwright.policy.rollout.arrangement import Arrangement
 Ending = Literal["kept", "useless", "lost"]
 """How a group ends: trained on, of no use (all its rewards are equal, say) so that another prompt
 takes its place, or lost with the engine that had it, so that its prompt is answered anew."""
-_BEFORE_TRAINING: tuple[PhaseName, ...] = ("sleep", "load")
-_BEFORE_SYNC: tuple[PhaseName, ...] = ("offload", "wake weights")
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +127,8 @@ class Controller:
             self.trained += 1
             self._drop_too_old()
             if self.arrangement.shared and not self.is_done:
-                self._next += [Phase(name) for name in _BEFORE_SYNC]
-                self._next += [Sync(self.trained), Phase("wake cache")]
+                self._next += [Phase(name) for name in BEFORE_SYNC]
+                self._next += [Sync(self.trained), *(Phase(name) for name in AFTER_SYNC)]
         elif isinstance(action, Sync):
             self.version = action.version
         elif action.name in ("sleep", "wake cache"):
@@ -212,7 +212,7 @@ class Controller:
         if batch is None:
             return None
         if terms.shared and self._engines_have_gpus:
-            self._next += [Phase(name) for name in _BEFORE_TRAINING]
+            self._next += [Phase(name) for name in BEFORE_TRAINING]
             return self._next.popleft()
         for one in batch:
             del self._ready[one.asked.group]

@@ -6,8 +6,7 @@ from math import ceil, inf
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Sequence, State
 from meshwright.policy.captured import captured_size
-from meshwright.policy.rollout import Drop, Generate
-from meshwright.policy.routing import Router
+from meshwright.policy.rollout import Dealer, Dealing, Drop, Generate
 from meshwright.predict.rl.setup import Drawn, Rounds
 from meshwright.predict.serving.clocked import Clocked, Station
 from meshwright.predict.serving.fleet import Copies, blocks_of
@@ -30,6 +29,8 @@ def require_room(engines: Copies, rounds: Rounds) -> float:
         fix = "use engines of more GPUs with --tp"
         if engines.replica.formats.weights in ("fp32", "bf16", "fp16"):
             fix += ", or --precision fp8"
+        if engines.replica.taken_bytes:
+            fix += ", or let the trainer keep less there: more GPUs, or turns (colocated)"
         what = f"an engine's {error.problems[0].what}"
         raise InputError([Problem("engines", what, fix)]) from None
     return mean
@@ -47,22 +48,22 @@ class _Sample:
 class Engines:
     """All of them, with the groups they have."""
 
-    def __init__(self, stations: list[Station], expect: Expect) -> None:
+    def __init__(self, stations: list[Station], expect: Expect, deals: Dealing) -> None:
         self.engines = [Clocked(one, number) for number, one in enumerate(stations)]
         self.block = stations[0].limits.block_tokens
         self._expect = expect
-        self._router = Router(len(stations))
+        self._dealer = Dealer(len(stations), deals)
         self._left: dict[Generate, dict[Sequence, None]] = {}
         """Groups with their sequences that are not done."""
         self._held: set[int] = set()
         """Engines that stand still while weights come in."""
 
     def submit(self, asked: Generate, drawn: Drawn, now_s: float) -> None:
-        """Let the samples of a group wait at engines, each where there is least to do."""
+        """Let the samples of a group wait at engines, each where it is dealt to."""
         keys = [(asked.group, asked.version, at) for at in range(drawn.prompt // self.block)]
         left: dict[Sequence, None] = {}
         for answer in drawn.answers:
-            place = self._router.send(drawn.prompt)
+            place = self._dealer.send(asked.group, drawn.prompt)
             sequence = Sequence(
                 drawn.prompt, answer, request=_Sample(asked, place), keys=list(keys)
             )
@@ -97,7 +98,7 @@ class Engines:
             engine = self.engines[sequence.request.engine]
             if engine.is_leaping:
                 self._expect(engine.cut(now_s), engine)
-            self._router.back(engine.number, sequence.prompt)
+            self._dealer.back(engine.number, sequence.prompt)
             # One whose last step runs leaves by itself.
             if sequence not in engine.finished and sequence.state is not State.OVER:
                 engine.remove(sequence)
@@ -137,7 +138,7 @@ class Engines:
         if left is None:
             return None
         del left[sequence]
-        self._router.back(sequence.request.engine, sequence.prompt)
+        self._dealer.back(sequence.request.engine, sequence.prompt)
         if left:
             return None
         del self._left[asked]

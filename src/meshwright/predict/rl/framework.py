@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from meshwright.policy.rollout import Dealing
+from meshwright.policy.rollout.actions import PhaseName
 from meshwright.predict.serving.fleet import TRANSFER_SHARE
 from meshwright.spec.cluster import Cluster
 
@@ -36,10 +38,15 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     """The optimizer also leaves for passes without gradients where no engine shares its GPUs."""
     recomputes: bool = True
     """Keys and values of requests that run on are computed anew when new weights come."""
+    deals: Dealing = "by-number"
+    """Which engine draws a sample."""
 
 
 MESHWRIGHT = Framework(name="Meshwright")
-NEMO_RL = Framework(name="NeMo-RL", sending="gathered", fills=True, swaps=True, recomputes=False)
+NEMO_RL = Framework(
+    name="NeMo-RL", sending="gathered", fills=True, swaps=True, recomputes=False,
+    deals="least-loaded",
+)  # fmt: skip
 NEMO_RL_04 = msgspec.structs.replace(NEMO_RL, name="NeMo-RL 0.4", parks=True)
 """Until 0.4; since 0.5 the optimizer stays where it has room."""
 FRAMEWORKS = {"meshwright": MESHWRIGHT, "nemo-rl": NEMO_RL, "nemo-rl-0.4": NEMO_RL_04}
@@ -65,15 +72,17 @@ class Moves(NamedTuple):
     """Of the trainer."""
     states: float
     """Of the optimizer."""
-    gradients: float
+    reference: float
+    """Weights of a reference model; 0 without one."""
     served: float
     """Weights of an engine."""
 
 
-def phase_s(framework: Framework, moves: Moves, rates: HostRates) -> dict[str, float]:
+def phase_s(framework: Framework, moves: Moves, rates: HostRates) -> dict[PhaseName, float]:
     """Return what each memory phase takes, where both sides share GPUs."""
     if not framework.swaps:
-        both = (moves.states + moves.gradients) / rates.pinned
+        # Gradients end with a step, and engines let go of weights that are old when they wake.
+        both = (moves.states + moves.reference) / rates.pinned
         return {"load": both, "offload": both}
     # NeMo-RL keeps buffers for weights (pinned) and none for the optimizer's tensors; gradients
     # are thrown away. vLLM's first level of sleep copies weights out, and back when it wakes.

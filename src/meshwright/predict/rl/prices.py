@@ -18,13 +18,16 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Phase
+from meshwright.policy.rollout.actions import PhaseName
 from meshwright.predict.bubble import per_microbatch, rank_times
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.rl.framework import Moves, host_rates, phase_s, swapped_s
 from meshwright.predict.rl.packing import Share, packed
+from meshwright.predict.rl.peaks import engines_of, peaks_of, reference_bytes, trainer_bytes
 from meshwright.predict.rl.setup import Drawn, Setup, share_of
 from meshwright.predict.rl.sync import sync_of
 from meshwright.predict.run import Run
+from meshwright.predict.serving.fleet import Copies
 from meshwright.predict.serving.memory import serving_memory
 from meshwright.predict.stage_time import chunk_times
 from meshwright.predict.step import StepPrediction, predict_step
@@ -33,8 +36,6 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.units import format_bytes
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
-
-GENERATING, SYNCING, TRAINING = "generating", "syncing", "training"
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,9 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     swapped_s: float
     """What comes from the host and goes there for the sake of these passes."""
     sync: TransferTime
-    phase_s: dict[str, float]
+    phase_s: dict[PhaseName, float]
+    engines: Copies
+    """With as much of their GPUs as the trainer leaves them."""
     peak_bytes: dict[str, float]
     """What the fullest GPU holds while generating, syncing and training."""
 
@@ -82,23 +85,17 @@ def prices_of(setup: Setup, *, must_fit: bool = True) -> Prices:
     layout = msgspec.structs.replace(setup.training, microbatch=share.sequences)
     run = _run(setup, layout, share.workload)
     step, memory = predict_step(run), predict_memory(run)
-    serving = serving_memory(setup.engines.replica, setup.engines.limits.batch_tokens)
-    held = serving.weight_bytes + serving.buffer_bytes + max(0.0, serving.kv_bytes)
     worst, rates = memory.worst, host_rates(setup.cluster)
+    trainer = trainer_bytes(setup, memory)
+    engines = engines_of(setup, trainer)
+    serving = serving_memory(engines.replica, engines.limits.batch_tokens)
     moves = Moves(
         weights=float(worst.parameters_bytes),
         states=float(worst.optimizer_bytes),
-        gradients=float(worst.gradients_bytes),
+        reference=float(reference_bytes(setup, memory)),
         served=float(serving.weight_bytes),
     )
     sync = sync_of(setup)
-    # What comes is kept aside until all of it is there.
-    filled = serving.weight_bytes + sync.aside_bytes
-    peaks = {
-        GENERATING: held,
-        SYNCING: filled + moves.weights if setup.shares_gpus else max(filled, moves.weights),
-        TRAINING: float(worst.total_bytes),
-    }
     if must_fit and not memory.fits:
         needed = format_bytes(worst.total_bytes)
         there = format_bytes(memory.capacity_bytes)
@@ -117,7 +114,8 @@ def prices_of(setup: Setup, *, must_fit: bool = True) -> Prices:
         ),
         sync=sync,
         phase_s=phase_s(framework, moves, rates),
-        peak_bytes=peaks,
+        engines=engines,
+        peak_bytes=peaks_of(setup, trainer, serving, sync.aside_bytes),
     )
 
 

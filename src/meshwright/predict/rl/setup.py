@@ -60,6 +60,8 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     forwards: int = 1
     """Passes without gradients over what is trained on: 1 for log-probabilities of the policy, 2
     with those of a reference model."""
+    reference: bool | None = None
+    """Whether there is such a model; None takes it that there is where `forwards` is 2 or more."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,6 +72,11 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         bounds.count(0, forwards=self.forwards, seed=self.seed)
         bounds.require()
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference model lies somewhere."""
+        return self.forwards > 1 if self.reference is None else self.reference
 
     def drawn(self, group: int) -> Drawn:
         """Return the lengths of a group, the same ones whoever asks and whenever."""

@@ -89,9 +89,11 @@ class _Run:
     def __init__(self, setup: Setup, must_fit: bool) -> None:
         self.setup, self.prices = setup, prices_of(setup, must_fit=must_fit)
         self.controller = Controller(setup.arrangement)
-        stations = stations_of(setup.engines, require_room(setup.engines, setup.rounds))
+        engines = self.prices.engines
+        stations = stations_of(engines, require_room(engines, setup.rounds))
         self.room = stations[0].blocks * stations[0].limits.block_tokens
-        self.engines = Engines([_no_larger(one, setup) for one in stations], self._expect)
+        few = [_no_larger(one, setup) for one in stations]
+        self.engines = Engines(few, self._expect, setup.framework.deals)
         self.steps: list[Step] = []
         self.doings: list[Span] = []
         self.waits: list[Span] = []

@@ -116,7 +116,10 @@ def blocks_of(replica: Replica, limits: Limits, tokens: float) -> int:
     if blocks <= 0:
         needed = format_bytes(memory.weight_bytes + memory.buffer_bytes)
         there = format_bytes(memory.device_bytes)
-        what = f"weights and buffers take {needed} of {there}, and leave no room for requests"
+        what = f"weights and buffers take {needed} of {there}"
+        if memory.taken_bytes:
+            what += f" and what others keep there {format_bytes(memory.taken_bytes)}"
+        what += ", and leave no room for requests"
         raise InputError([Problem("memory", what, "use a larger `tp` or `pp`, or fewer bits")])
     return blocks
 

@@ -1,7 +1,9 @@
 """Memory of a serving GPU: weights, buffers, and the tokens whose keys and values fit.
 
-kv = share · (memory − weights − buffers)      engines that take a share of what is free
-kv = share · memory − weights − buffers        engines that take a share of the device
+kv = share · (memory − taken − weights − buffers)      engines that take a share of what is free
+kv = share · memory − taken − weights − buffers        engines that take a share of the device
+
+What others that share a GPU have taken of it counts as if it were the engine's own.
 """
 
 import msgspec
@@ -19,6 +21,8 @@ class ServingMemory(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: float
     buffer_bytes: float
     """Activations of the largest step, logits, libraries, captured graphs."""
+    taken_bytes: float = 0.0
+    """What others have."""
     kv_bytes: float
     """Room for keys and values; below zero where the weights alone do not fit."""
     kv: KvSizes
@@ -53,13 +57,14 @@ def serving_memory(replica: Replica, batch_tokens: int | None = None) -> Serving
     logits = 4.0 * min(step, engine.batch_requests) / layout.dp * model.vocab / layout.tp
     buffers = engine.reserve_bytes + activations + logits
     if engine.room == "of_free":
-        room = engine.memory_share * (gpu.memory_bytes - weights - buffers)
+        room = engine.memory_share * (gpu.memory_bytes - replica.taken_bytes - weights - buffers)
     else:
-        room = engine.memory_share * gpu.memory_bytes - weights - buffers
+        room = engine.memory_share * gpu.memory_bytes - replica.taken_bytes - weights - buffers
     return ServingMemory(
         device_bytes=gpu.memory_bytes,
         weight_bytes=weights,
         buffer_bytes=buffers,
+        taken_bytes=replica.taken_bytes,
         kv_bytes=room,
         kv=kv_sizes(model, layout, replica.formats),
     )

@@ -27,6 +27,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine = VLLM
     calibration: Calibration | None = None
     """What was measured on the device, in place of its default constants."""
+    taken_bytes: float = 0.0
+    """Of each GPU's memory, by others that share it."""
 
     def __post_init__(self) -> None:
         problems = []

@@ -1,10 +1,15 @@
 """`Serves`: what the server asks of whatever answers. Engines have it, and so have routers."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.serve.asked import Ask, Gauges, Piece
+
+Memory = Literal["weights", "cache"]
+"""What an engine gives back when it sleeps. Where new weights come before the cache wakes, no GPU
+has both beside a version that lies aside."""
+MEMORY: tuple[Memory, ...] = get_args(Memory)
 
 
 class EngineBroken(MeshwrightError):
@@ -47,11 +52,11 @@ class Sleeps(Protocol):
     async def sleep(self, level: int) -> None:
         """Free the cache and the weights; level 1 keeps the weights in host memory."""
 
-    async def wake(self) -> None:
-        """Take the memory again."""
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Take the memory of some parts again."""
 
     def asleep(self) -> bool:
-        """Tell whether it sleeps."""
+        """Tell whether any part of it sleeps."""
 
 
 @runtime_checkable

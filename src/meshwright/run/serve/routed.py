@@ -5,7 +5,7 @@ that is ill gets none until it is well; where a prompt's keys and values are los
 engine that was to go on computes it anew. All of them sleep, wake and take new weights together.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from meshwright.policy.kv import block_keys, salt_of
 from meshwright.policy.routing import Router, Routing
 from meshwright.run.serve.asked import Ask, Gauges, Piece, counted
 from meshwright.run.serve.inbox import Inbox
-from meshwright.run.serve.interface import EngineBroken, Serves
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory, Serves
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.together import Together
 
@@ -28,9 +28,9 @@ class _Changed:
         """Let all engines give memory back; level 1 keeps the weights in host memory."""
         await self._together.sleep(level)
 
-    async def wake(self) -> None:
-        """Let all engines take the memory again."""
-        await self._together.wake()
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Let all engines take the memory of some parts again."""
+        await self._together.wake(parts)
 
     def asleep(self) -> bool:
         """Tell whether any of them sleeps."""

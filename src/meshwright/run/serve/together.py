@@ -6,12 +6,12 @@ would be told apart by nobody.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.run.serve.interface import EngineBroken, Renews, Serves, Sleeps
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory, Renews, Serves, Sleeps
 
 _E = TypeVar("_E")
 
@@ -22,11 +22,13 @@ class _Change(NamedTuple):
     can: str
     """What one of them cannot do, where it fails."""
     meanwhile: str
+    back: str = "the others are as they were"
+    """What becomes of the others then."""
 
 
 _SLEEP = _Change("sleep", "the engines fall asleep")
 _FORGET = _Change("let go of its weights", "the engines fall asleep")
-_WAKE = _Change("wake", "the engines wake up")
+_WAKE = _Change("wake", "the engines wake up", "the others sleep on")
 _RENEW = _Change("take the new weights", "the engines take new weights")
 
 
@@ -59,12 +61,12 @@ class Together:
                 # What is let go of cannot be brought back, so all of them have to sleep before.
                 await self._all(_FORGET, engines, lambda one: one.sleep(level), None)
 
-    async def wake(self) -> None:
-        """Let all of them take their memory again."""
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Let all of them take the memory of some parts again."""
         async with self._one_at_a_time:
             engines = self._sleepers(_WAKE)
             asleep = [engine for engine in engines if engine.asleep()]
-            await self._all(_WAKE, asleep, lambda one: one.wake(), lambda one: one.sleep(1))
+            await self._all(_WAKE, asleep, lambda one: one.wake(parts), lambda one: one.sleep(1))
 
     async def update_weights(self, path: str) -> None:
         """Let all of them read the weights of a folder."""
@@ -128,7 +130,7 @@ class Together:
                 for problem in error.problems
             ]
             raise InputError(problems)
-        raise EngineBroken(self._told(change, first, error, "the others are as they were"))
+        raise EngineBroken(self._told(change, first, error, change.back))
 
     @contextmanager
     def _meanwhile(self, what: str) -> Iterator[None]:

@@ -15,13 +15,16 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.posttrain.weights.arrivals import IncompleteVersion
 from meshwright.run.posttrain.weights.in_process import InProcess
+from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.weights.serving import EngineWeights, take
+from meshwright.run.posttrain.weights.taking import TAKING, meet, take_version
 from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.engine.doing import HalfRenewed
 from meshwright.run.serve.llm import LLM
 from meshwright.spec.model import Model
 from meshwright.spec.model import decoder as model_of
+from tests.run.freed import Memory
 from tests.run.posttrain.weights.virtual_ranks import DENSE
 
 PROMPT = tuple(range(40))
@@ -100,6 +103,33 @@ def test_an_engine_with_half_a_version_answers_nobody() -> None:
         likely(llm)
     weights.update(1)
     assert likely(llm) != before
+
+
+@pytest.mark.parametrize("by_ranks", [False, True])
+def test_who_sleeps_holds_none_of_its_weights_whichever_way_they_came(by_ranks: bool) -> None:
+    def came(version: int) -> None:
+        if carrier is not None:
+            carrier.update(version)
+            return
+        offered.post(version)
+        take_version(version, llm.engine, llm.upkeep)
+
+    llm = started(ranks=TAKING)
+    offered = Offered([of_decoder(drawn(3))])
+    carrier = None if by_ranks else EngineWeights([of_decoder(drawn(3))], llm.engine, llm.upkeep)
+    if by_ranks:
+        meet(offered, llm.upkeep)
+    for version in (0, 1, 2):
+        if version:
+            came(version)
+        runner = llm.engine.runner
+        held = [*runner.forward.decoder.parameters(), *runner.cache._pools]
+        memory = [Memory(each) for each in held]
+        del held
+        llm.upkeep.sleep(level=2)
+        assert all(each.is_free for each in memory), version
+        llm.upkeep.wake()
+    offered.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

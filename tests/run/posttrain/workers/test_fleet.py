@@ -9,6 +9,12 @@ import pytest
 pytest.importorskip("torch", reason="lays weights out")
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout import Generate
+from meshwright.predict.rl.engines import Engines
+from meshwright.predict.rl.framework import MESHWRIGHT as FRAMEWORK
+from meshwright.predict.rl.setup import Drawn
+from meshwright.predict.serving.fleet import Copies, default_limits, stations_of
+from meshwright.predict.serving.replica import Replica
 from meshwright.run.posttrain.workers import links
 from meshwright.run.posttrain.workers.fleet import WorkersLost
 from meshwright.run.posttrain.workers.hiring import fleet_of
@@ -19,6 +25,7 @@ from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import Beat, Call, Cancel, Refused, Several
 from meshwright.run.serve.worker.launch import NotStarted
+from meshwright.spec import catalog
 from tests.run.posttrain.workers.pretend import Staged
 from tests.run.serve.model.small import small
 
@@ -53,6 +60,20 @@ def test_a_group_is_drawn_by_one_worker_and_asked_at_once(staged: Callable[..., 
         stage.turn()
     stage.turn()
     assert sorted(stage.heard) == [(each, "stop") for each in (10, 11, 20, 21, 30)]
+
+
+def test_a_simulation_asks_the_engines_that_the_fleet_asks(staged: Callable[..., Staged]) -> None:
+    stage = staged(count=3)
+    replica = Replica(model=catalog.model("llama3.1-8b"), cluster=catalog.cluster("h100-superpod"))
+    copies = Copies(replica=replica, limits=default_limits(replica), count=3)
+    simulated = Engines(stations_of(copies, 100.0), lambda *_: None, FRAMEWORK.deals)
+    for group in (0, 1, 2, 5, 7, 4):
+        tickets = stage.ask(*range(100 * group, 100 * group + 8), near=group)
+        simulated.submit(Generate(group, 0, 0), Drawn(16, (10,) * 8), 0.0)
+        left = simulated._left[Generate(group, 0, 0)]
+        assert [each.request.engine for each in left] == [each.worker for each in tickets]
+        assert len({each.worker for each in tickets}) == 1
+    stage.fleet.cancel(stage.fleet._pending)
 
 
 @pytest.mark.parametrize(("exact", "again"), [(False, [[12, 13]]), (True, [[10, 11, 12], [13]])])
@@ -135,8 +156,32 @@ def test_who_dies_asleep_is_started_when_all_wake(
         stage.turn()
     assert len(stage.lives[0]) == 1, "the trainer has the memory"
     stage.fleet.take(2)
-    assert stage.now(0).calls == [SOURCES, TAKE, TAKE]
+    # A process begins with all its memory, of which the cache is not to be there yet.
+    assert stage.now(0).calls == [SOURCES, "sleep", "wake", TAKE, TAKE]
     assert stage.now(1).calls == [SOURCES, TAKE, "sleep", "wake", TAKE]
+
+
+def test_new_weights_come_before_the_cache_wakes_also_to_who_dies_then(
+    staged: Callable[..., Staged],
+) -> None:
+    def woken(number: int) -> list[tuple[str, tuple[str, ...]]]:
+        calls = [each for each in stage.now(number).messages if isinstance(each, Call)]
+        return [(each.what, each.parts if each.what == "wake" else ()) for each in calls]
+
+    stage = staged()
+    stage.fleet.take(1)
+    stage.fleet.sleep()
+    stage.fleet.take(2)
+    stage.now(0).die()
+    stage.until_life(0, 2)
+    stage.fleet.wake()
+    stage.fleet.wake()
+    halves = [("wake", ("weights",)), (TAKE, ()), ("wake", ("cache",))]
+    assert woken(1) == [(SOURCES, ()), (TAKE, ()), ("sleep", ()), *halves]
+    assert woken(0) == [(SOURCES, ()), ("sleep", ()), *halves]
+    stage.now(0).die()
+    stage.until_life(0, 3)
+    assert woken(0) == [(SOURCES, ()), (TAKE, ())], "all are awake, and so is who begins"
 
 
 def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:

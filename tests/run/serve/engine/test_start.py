@@ -19,6 +19,7 @@ from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.asked import Ask, Grammar, Sampling, Sink
 from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.interface import MEMORY, Memory
 from meshwright.run.serve.llm import LLM
 from meshwright.run.serve.model.load import name_of
 from meshwright.spec.serving import Limits
@@ -83,6 +84,53 @@ def test_sleep_gives_memory_back_and_waking_changes_no_answer(folder: Path) -> N
     found = llm.generate(PROMPTS[:2], GREEDY)
     assert [list(each.choices[0].tokens) for each in found] == expected()[:2]
     assert found[0].cached_tokens == 0
+
+
+@pytest.mark.parametrize("first", MEMORY)
+@pytest.mark.parametrize("level", [1, 2])
+def test_weights_and_cache_wake_one_after_the_other(
+    folder: Path, first: Memory, level: int
+) -> None:
+    def awake() -> set[str]:
+        runner = llm.engine.runner
+        held = sum(weight.numel() for weight in runner.forward.decoder.parameters())
+        return {name for name, size in zip(MEMORY, (held, len(runner.cache.layers)), strict=True)
+                if size}  # fmt: skip
+
+    llm = llm_of(folder)
+    llm.upkeep.sleep(level)
+    assert awake() == set()
+    for _ in range(2):
+        llm.upkeep.wake([first])
+        assert awake() == {first}, "the other one stays asleep"
+        assert llm.upkeep.asleep
+    with pytest.raises(InputError, match="it sleeps"):
+        llm.generate(PROMPTS[:1], GREEDY)
+    if first == "weights":
+        llm.upkeep.update_weights(str(folder))
+        assert awake() == {"weights"}, "new weights need no cache"
+    else:
+        with pytest.raises(InputError, match="has no room for them"):
+            llm.upkeep.update_weights(str(folder))
+    llm.upkeep.wake()
+    assert awake() == set(MEMORY)
+    llm.upkeep.update_weights(str(folder))
+    found = llm.generate(PROMPTS[:2], GREEDY)
+    assert [list(each.choices[0].tokens) for each in found] == expected()[:2]
+
+
+def test_who_is_half_awake_can_sleep_again(folder: Path) -> None:
+    llm = llm_of(folder)
+    for part in MEMORY:
+        llm.upkeep.sleep()
+        llm.upkeep.wake([part])
+        llm.upkeep.sleep()
+        runner = llm.engine.runner
+        assert sum(weight.numel() for weight in runner.forward.decoder.parameters()) == 0
+        assert runner.cache.asleep
+        llm.upkeep.wake()
+    found = llm.generate(PROMPTS[:2], GREEDY)
+    assert [list(each.choices[0].tokens) for each in found] == expected()[:2]
 
 
 def test_new_weights_answer_and_nothing_old_is_found(folder: Path, tmp_path: Path) -> None:

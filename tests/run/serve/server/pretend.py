@@ -3,12 +3,13 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Finish, Gauges, Piece, TokenLogprob
 from meshwright.run.serve.inbox import Inbox
+from meshwright.run.serve.interface import MEMORY, Memory
 
 END = 256
 SIZE = 260
@@ -121,6 +122,8 @@ class PretendEngine:
         self.steps = 0
         self.output_tokens = 0
         self.sleeps = False
+        self.woken: list[Memory] = []
+        """What woke since it slept."""
         self.path = ""
         self._stepping: asyncio.Task[None] | None = None
 
@@ -182,10 +185,11 @@ class PretendEngine:
         self.closed = True
 
     async def sleep(self, level: int) -> None:
-        self.sleeps = level > 0
+        self.sleeps, self.woken = level > 0, []
 
-    async def wake(self) -> None:
-        self.sleeps = False
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        self.woken += list(parts)
+        self.sleeps = not set(MEMORY) <= set(self.woken)
 
     def asleep(self) -> bool:
         return self.sleeps

@@ -2,12 +2,13 @@
 
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory
 from meshwright.run.serve.routed import Routed
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.keys import read_keys
@@ -104,13 +105,27 @@ def test_no_page_changes_the_engine_unless_it_is_named() -> None:
         assert send(served.url, "/sleep", {}, headers=page).status == 200
 
 
+def test_weights_may_wake_before_the_cache() -> None:
+    with serving(admin=True) as (served, engine):
+        send(served.url, "/sleep", {})
+        assert send(served.url, "/wake_up", {"tags": ["weights"]}).json == {"is_sleeping": True}
+        assert engine.woken == ["weights"]
+        assert send(served.url, TEXT, HELLO).error["code"] == "asleep"
+        for tags in (["keys"], []):
+            got = send(served.url, "/wake_up", {"tags": tags})
+            assert (got.status, got.error["param"]) == (400, "tags[0]" if tags else "tags")
+        assert send(served.url, "/wake_up", {"tags": ["kv_cache"]}).json == {"is_sleeping": False}
+        assert engine.woken == ["weights", "cache"]
+        assert send(served.url, TEXT, HELLO).status == 200
+
+
 def test_a_change_that_cannot_be_made_is_told() -> None:
     class Busy(PretendEngine):
         async def sleep(self, level: int) -> None:
             raise InputError([Problem("engine", f"cannot sleep, not even {level}")])
 
-        async def wake(self) -> None:
-            raise EngineBroken("it is dead")
+        async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+            raise EngineBroken(f"it is dead, with {len(parts)} parts")
 
     engine = Busy()
     settings = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
@@ -118,7 +133,7 @@ def test_a_change_that_cannot_be_made_is_told() -> None:
         got = send(served.url, "/sleep", {})
         assert (got.status, got.error["param"]) == (400, "engine")
         got = send(served.url, "/wake_up", {})
-        assert (got.status, got.error["message"]) == (503, "it is dead")
+        assert (got.status, got.error["message"]) == (503, "it is dead, with 2 parts")
 
 
 def test_several_engines_change_together() -> None:

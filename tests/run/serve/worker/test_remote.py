@@ -122,6 +122,15 @@ async def _renewed(folder: Path, new: Path) -> None:
         await heard(engine, ask)
     await engine.update_weights(str(folder))
     assert [piece.tokens for piece in await heard(engine, ask)] == old
+    await engine.sleep(2)
+    await engine.wake(["weights"])
+    await engine.update_weights(str(folder))
+    assert engine.asleep(), "its cache is"
+    with pytest.raises(InputError, match="it sleeps"):
+        await heard(engine, ask)
+    await engine.wake(["cache"])
+    assert not engine.asleep()
+    assert [piece.tokens for piece in await heard(engine, ask)] == old
     await engine.close()
 
 

@@ -19,6 +19,7 @@ from meshwright.run.train.checkpoint import (
 )
 from meshwright.run.train.checkpoint.disk import Disk
 from meshwright.run.train.checkpoint.image import TORCH_DTYPES
+from tests.run.freed import Memory
 from tests.run.train.checkpoint.faulty_disk import FullDisk, empty, loaded_step, state
 
 
@@ -47,6 +48,18 @@ def test_every_kind_of_tensor_comes_back_bit_by_bit(tmp_path: Path) -> None:
         assert into[name].data_ptr() == homes[name]
         same = into[name].contiguous().reshape(-1).view(torch.uint8)
         assert torch.equal(same, tensor.detach().contiguous().reshape(-1).view(torch.uint8)), name
+
+
+def test_what_was_saved_is_not_held(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            tensors = state(step)
+            checkpoints.prepare(tensors)
+            checkpoints.save(step, tensors, {"step": step})
+            memory = [Memory(each) for each in tensors.values()]
+            tensors.clear()
+            assert all(each.is_free for each in memory)
+    assert loaded_step(tmp_path) == 2
 
 
 def test_extra_comes_back_as_it_was(tmp_path: Path) -> None:

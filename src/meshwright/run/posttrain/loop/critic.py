@@ -53,6 +53,12 @@ class Critic:
         """Return the value of the state before each token that follows, float32 [B, T]."""
         return self._decoder.hidden(tokens_BT).float() @ self._row + self._shift
 
+    def kept(self) -> Iterator[Tensor]:
+        """Yield all of it that training needs, and nothing else does."""
+        yield from self._decoder.parameters()
+        yield from (self._row, self._shift)
+        yield from self.optimizer.kept()
+
     def step(self, update: int) -> Tensor:
         """Learn from the gradients that backward left, and return their norm."""
         norm = self.optimizer.step(self.optimizer.learning_rate(update)).norm

@@ -99,8 +99,7 @@ class Driver:
             case Sync():
                 self._sync(doing)
             case Phase():
-                self._engines.phase(doing.name)
-                self._controller.end(doing)
+                self._phase(doing)
             case None if self._asked:
                 self._take(wait=True)
             case None if not actions:
@@ -134,6 +133,17 @@ class Driver:
             self._row = self._trainer.step(doing.step, groups)
         if self._settings.spare_prompts:
             self._row["replaced_groups"] = float(doing.replaced)
+        self._controller.end(doing)
+
+    def _phase(self, doing: Phase) -> None:
+        with self._keeping.spans.doing("trainer", doing.name):
+            match doing.name:
+                case "load":
+                    self._trainer.load()
+                case "offload":
+                    self._trainer.offload()
+                case _:
+                    self._engines.phase(doing.name)
         self._controller.end(doing)
 
     def _sync(self, doing: Sync) -> None:

@@ -53,7 +53,7 @@ class Engines(Protocol):
         """Take the trainer's weights, which stay as they are until that is heard."""
 
     def phase(self, name: PhaseName) -> None:
-        """Give memory up, or take it again; nothing is under way."""
+        """Give an engine's memory up, or take some of it again; nothing is under way."""
 
     def next(self, timeout_s: float) -> Heard | None:
         """Return what there is to hear; None where nothing comes in that time."""
@@ -84,14 +84,16 @@ class EngineHere:
         self._heard.append(Renewed(version))
 
     def phase(self, name: PhaseName) -> None:
-        """Give weights and cache up, and take both at once: weights are written where they lay."""
-        if name not in ("sleep", "wake weights"):
-            return
-        with self._spans.doing("trainer", name):
-            if name == "sleep":
+        """Give weights and cache up, or take one of them again."""
+        match name:
+            case "sleep":
                 self._sampling.sleep()
-            else:
-                self._sampling.wake()
+            case "wake weights":
+                self._sampling.wake(["weights"])
+            case "wake cache":
+                self._sampling.wake(["cache"])
+            case "load" | "offload":
+                raise AssertionError(f"{name}: that is the trainer's memory")
 
     def next(self, timeout_s: float) -> Heard | None:
         """Take turns until there is something to hear, where any time is given for it."""

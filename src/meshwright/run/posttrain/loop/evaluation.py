@@ -42,7 +42,7 @@ class Evaluation:
         if every is None or trained % every:
             return {}
         if self._sampling is not None:
-            self._sampling.take(trained)  # it may have them already
+            self._sampling.ready(trained)  # it may have them already
         return self.sampled(trained)
 
     def sampled(self, trained: int) -> dict[str, float]:

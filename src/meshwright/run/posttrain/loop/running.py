@@ -137,11 +137,14 @@ def _with_engine(
     pool = stack.enter_context(
         VerifierPool(verifiers, workers=settings.verifier_workers, limits=settings.verifier)
     )
+    room = trainer.offload if settings.arrangement.shared else lambda: None
     sampling = Sampling(
-        trainer.decoder, settings, tasks, pool, keeping.note, offered=trainer.offered
+        trainer.decoder, settings, tasks, pool, keeping.note, offered=trainer.offered, room=room
     )
     stack.callback(sampling.close)
-    sampling.take(progress.trained)
+    if settings.arrangement.shared:
+        sampling.sleep()  # it began with all its memory, of which the first weights need some
+    sampling.ready(progress.trained)
     # As settings are kept: a run goes on from any folder, and from its own file.
     model = found_path(settings.model) or trainer.decoder.model.name
     progress = keeping.open_log(origin_of(sampling.generator, model), progress)
@@ -161,7 +164,7 @@ def _with_engine(
             engines = EngineHere(sampling, keeping.spans)
         Driver(trainer, engines, progress, watching=watching, evaluation=evaluation, pool=pool).go()
     if not settings.rollout_only:
-        sampling.take(settings.steps)
+        sampling.ready(settings.steps)
         evaluation.whole(settings.steps)
     for line in told(pool.counts):
         keeping.note(line, settings.steps)

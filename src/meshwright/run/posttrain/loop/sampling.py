@@ -1,10 +1,11 @@
 """`Sampling`: the engine with its verifiers, and the way of weights from the trainer to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
 from meshwright.errors import MeshwrightError
+from meshwright.policy.rollout import engine_share
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks, TakenHere
 from meshwright.run.posttrain.loop.settings import LoopSettings
@@ -19,11 +20,10 @@ from meshwright.run.posttrain.workers.fleet import Fleet
 from meshwright.run.posttrain.workers.hiring import fleet_of
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
+from meshwright.run.serve.interface import Memory
 from meshwright.spec.model import Model
 from meshwright.spec.units import format_some
 
-_MEMORY_SHARE = 0.5
-"""Of a GPU, for the engine: the trainer has the rest."""
 _EVALUATION = 1 << 20
 """Added to the seed where held-out prompts are answered."""
 
@@ -48,7 +48,8 @@ class _Own:
             self._weights = EngineWeights([of_decoder(decoder)], self.engine, self._upkeep)
         else:
             self._weights = TakenHere(offered, self.engine, self._upkeep)
-        self.take, self.wake = self._weights.update, self._upkeep.wake
+        self.take: Callable[[int], None] = self._weights.update
+        self.wake: Callable[[Collection[Memory]], None] = self._upkeep.wake
 
     @property
     def version(self) -> int:
@@ -73,18 +74,23 @@ class Sampling:
         say: Callable[[str], object] = lambda _: None,
         *,
         offered: OfferedByRanks | None = None,
+        room: Callable[[], object] = lambda: None,
     ) -> None:
         """Start an engine here, or workers, that take the weights of a trained decoder.
 
         Where several ranks train it, weights are those that they offer, and this is the first's.
+        `room` lets the trainer leave its device to engines as far as it can: before they start, as
+        their caches fill what is left, and before they wake to answer.
         """
+        self._room = room
+        room()
         weight, workers = decoder.embedding.weight, settings.workers
         engine_settings = EngineSettings(
             device=str(weight.device),
             precision="fp32" if weight.dtype == torch.float32 else "bf16",
             weights=settings.engine_weights,
             limits=settings.limits,
-            memory_share=_MEMORY_SHARE,
+            memory_share=engine_share(beside=True, by_turns=settings.arrangement.shared),
             graphs=settings.graphs,
             random_weights=bool(settings.model),
         )
@@ -104,11 +110,17 @@ class Sampling:
         self.generator = Generator(self.engine, tasks.train, pool, tasks.drawing(settings))
 
     def take(self, trained: int) -> None:
-        """Give the engine the trainer's weights, after so many steps; it wakes for them."""
-        self.wake()
+        """Give the engine the trainer's weights, after so many steps; its own wake for them."""
+        self.wake(["weights"])
         # To an engine 0 are the weights it was started with, which nobody trained.
         if self._side.version != trained + 1:
             self._side.take(trained + 1)
+
+    def ready(self, trained: int) -> None:
+        """Let the engine answer with these weights, whoever has the memory now."""
+        self._room()
+        self.take(trained)
+        self.wake(["cache"])
 
     @property
     def looks(self) -> int:
@@ -119,9 +131,9 @@ class Sampling:
         """Give the engine's memory up: that of its cache, and of weights that are old by then."""
         self._side.sleep()
 
-    def wake(self) -> None:
-        """Take the memory again; weights have to follow."""
-        self._side.wake()
+    def wake(self, parts: Collection[Memory]) -> None:
+        """Take the memory of some parts again; weights have to follow, before the cache."""
+        self._side.wake(parts)
 
     def close(self) -> None:
         """End what was started."""

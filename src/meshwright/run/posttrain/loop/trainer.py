@@ -1,9 +1,10 @@
 """`LoopTrainer`: the side that trains: weights, optimizer, step, and what is kept of them."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
@@ -11,6 +12,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.posttrain.loop.critic import Critic
 from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.offload import Offload
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
 from meshwright.run.posttrain.loop.ranks.meeting import layout_of
 from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks
@@ -46,7 +48,9 @@ class LoopTrainer:
         self.device = device
         self.optimizer = self._new_optimizer()
         self._critic: Critic | None = None
+        self._reference: Decoder | None = None
         self._step: PolicyStep | None = None
+        self._offload = Offload(device, self._kept)
 
     def tensors(self) -> dict[str, State]:
         """Return all that a run needs to go on: the tensors themselves."""
@@ -61,7 +65,8 @@ class LoopTrainer:
         # The reference of KL are the first weights, which follow from the settings.
         if pulled or not keeping.goes_on:
             losses = self._warm_up()
-        reference = copy.deepcopy(self.decoder).requires_grad_(False) if pulled else None
+        if pulled:
+            self._reference = copy.deepcopy(self.decoder).requires_grad_(False)
         if self.settings.objective.advantage == "gae":
             self._critic = self._new_critic()
         found = keeping.resume(self.tensors())
@@ -72,7 +77,7 @@ class LoopTrainer:
         longest = self._tasks.max_tokens * self.settings.max_turns
         self._step = PolicyStep(
             self.decoder, self.optimizer, self.settings,
-            longest=longest, reference=reference, critic=self._critic,
+            longest=longest, reference=self._reference, critic=self._critic,
         )  # fmt: skip
         return found
 
@@ -89,6 +94,7 @@ class LoopTrainer:
     def step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Train on groups; say where they carry no signal."""
         assert self._step is not None, "a run begins before it trains"
+        assert not self._offload.away, "what is offloaded is loaded before a step"
         with self.keeping.spans.doing("trainer", "train"):
             learned = self._step(step, groups)
             if self.device.type == "cuda":
@@ -102,8 +108,32 @@ class LoopTrainer:
     def lay_out(self, version: int) -> None:
         """Leave the weights where they are: engines of this process and its workers see them."""
 
+    def offload(self) -> None:
+        """Leave the device to others, but for the weights, which syncs read."""
+        self.optimizer.let_go()
+        if self._critic is not None:
+            self._critic.optimizer.let_go()
+        self._offload.out()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes on the device of what leaves it with `offload`."""
+        return self._offload.held_bytes
+
+    def load(self) -> None:
+        """Have everything on the device again that a step needs."""
+        self._offload.back()
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Yield what only steps of training need: of the optimizer, the critic, the reference."""
+        yield from self.optimizer.kept()
+        if self._critic is not None:
+            yield from self._critic.kept()
+        if self._reference is not None:
+            yield from self._reference.parameters()
+
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint where one is due."""
+        """Write a checkpoint where one is due, whether its tensors lie on the device or not."""
         if self.keeping.due(progress.trained):
             self.keeping.save(self.tensors(), progress)
 

@@ -49,7 +49,8 @@ class Arrivals:
         """The version in the model's memory; 0 are the weights it began with."""
         self._plan, self._rank = plan, rank
         self.places = places
-        """Where the weights lie; to be told anew where they have moved, as by sleep."""
+        """Where the weights lie; to be told anew where they have moved, as by sleep. While they
+        stand here their memory is held, also of an engine that gives it back."""
         device = next(iter(places.values())).placed.tensor.device
         self._device = device if on is None else torch.device(on)
         self._expected: int | None = None

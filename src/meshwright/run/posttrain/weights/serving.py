@@ -42,7 +42,10 @@ def take(arrivals: Arrivals, engine: Engine, upkeep: Upkeep) -> None:
     """
     version = arrivals.require_all()
     arrivals.places = engine_places(engine)
-    upkeep.renew(version, arrivals.commit)
+    try:
+        upkeep.renew(version, arrivals.commit)
+    finally:
+        arrivals.places = {}
 
 
 class EngineWeights:
@@ -71,6 +74,7 @@ class EngineWeights:
             [held(each) for each in sources], [held(target)], source_seats=seats, target_seats=(0,)
         )
         self._carrier = InProcess(self.plan, sources, [target], most_bytes=most_bytes)
+        self._carrier.arrivals[0].places = {}
 
     def update(self, version: int) -> None:
         """Bring a version and let the engine take it."""

@@ -76,8 +76,7 @@ class Taking:
             case Gather(version):
                 self._gather(version)
             case Write():
-                self._told.arrivals.places = self._places()
-                self._told.arrivals.commit()
+                self._write()
         return []
 
     @property
@@ -94,6 +93,15 @@ class Taking:
         plan = plan_of(sources, self.targets)
         rank = dist.get_rank() if self._shared else 0
         self._fetched = Fetched(plan, rank, mine, folder)
+        self._fetched.arrivals.places = {}
+
+    def _write(self) -> None:
+        arrivals = self._told.arrivals
+        arrivals.places = self._places()
+        try:
+            arrivals.commit()
+        finally:
+            arrivals.places = {}
 
     def _gather(self, version: int) -> None:
         """Gather on all ranks, or on none: what fails on one is dropped by the others."""

@@ -5,28 +5,30 @@
     Generator(fleet, environment, pool, drawing)  asks it as it would ask one engine
 
 Answers come whole, so a worker's death takes nothing that anybody has seen: what it had not ended
-is asked again, with the same seeds. Which worker is asked follows from the ask alone. Where
-`exact` is set, the next life of a worker is asked everything of its last order, also what had come,
-so that what is computed together, and with it every bit, is as if it had not died.
+is asked again, with the same seeds. Which worker is asked follows from the ask alone, by a `Dealer`
+that decides it for a simulation too. Where `exact` is set, the next life of a worker is asked
+everything of its last order, also what had come, so that what is computed together, and with it
+every bit, is as if it had not died.
 """
 
 import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.policy.rollout import Dealer
 from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.weights.taking import Targets, sources_of
 from meshwright.run.posttrain.workers.links import Link
 from meshwright.run.posttrain.workers.process import SOURCES, TAKE
 from meshwright.run.posttrain.workers.worker import Ticket, Worker
 from meshwright.run.serve.asked import Ask, Piece, Sink
-from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory
 from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
@@ -96,7 +98,9 @@ class Fleet:
         self._workers = [Worker(number) for number in range(count)]
         self._pending: list[Ticket] = []
         self._outbox: list[tuple[Sink, Piece]] = []
-        self._number, self._closed, self._asleep = 0, False, False
+        self._dealer = Dealer(count)
+        self._number, self._closed = 0, False
+        self._awake: frozenset[Memory] = frozenset(MEMORY)
         self.restarts = 0
         """Workers that were started anew."""
         self.looks = 0
@@ -123,8 +127,8 @@ class Fleet:
     def add(self, ask: Ask, sink: Sink, /) -> list[Ticket]:
         """Take an ask; it is sent with the next turn, along with all others until then."""
         self._number += 1
-        place = self._number if ask.near is None else ask.near
-        ticket = Ticket(self._number, ask, sink, place % len(self._workers))
+        worker = self._dealer.send(ask.near, len(ask.prompt))
+        ticket = Ticket(self._number, ask, sink, worker)
         self._pending.append(ticket)
         return [ticket]
 
@@ -155,11 +159,11 @@ class Fleet:
     # What a loop does between turns.
 
     def take(self, version: int) -> None:
-        """Post a version and have every worker take it; nothing may be under way."""
+        """Post a version, wake weights for it and have all take it; nothing may be under way."""
         if not self.is_idle:
             what = "cannot take new weights while answers are under way"
             raise InputError([Problem("workers", what, "wait for them, or cancel them")])
-        self.wake()
+        self.wake(["weights"])
         self._offered.post(version)
         for worker in self._workers:
             self._send_version(worker)
@@ -169,11 +173,12 @@ class Fleet:
 
     def sleep(self) -> None:
         """Let all workers give up the memory of cache and weights."""
-        self._rest(asleep=True)
+        self._rest(frozenset(), Call(0, "sleep", level=2))
 
-    def wake(self) -> None:
-        """Let them take it again; weights have to follow."""
-        self._rest(asleep=False)
+    def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Let them take it again, or some of it; weights have to follow."""
+        comes = tuple(part for part in parts if part not in self._awake)
+        self._rest(self._awake.union(parts), Call(0, "wake", parts=comes))
 
     def close(self) -> None:
         """End all workers, with what is under way."""
@@ -268,9 +273,12 @@ class Fleet:
         worker.link, worker.progress_s = link, time.monotonic()
         told = sources_of(self._offered, link.folder(self._offered))
         self._call(worker, Call(0, SOURCES, told=told))
-        if self._asleep:
+        if self._awake != worker.awake:
+            # It began with all of it, of which others have some by now.
             self._call(worker, Call(0, "sleep", level=2))
-        else:
+            if self._awake:
+                self._call(worker, Call(0, "wake", parts=tuple(self._awake)))
+        if "weights" in self._awake:
             self._send_version(worker)
         if self._exact:
             for tickets in worker.order:
@@ -285,7 +293,7 @@ class Fleet:
         elif call.what == TAKE:
             worker.version = call.version
         else:
-            worker.asleep = call.what == "sleep"
+            worker.rested(call)
 
     def _gone(self, worker: Worker, gone: _Gone) -> None:
         name = f"rollout worker {worker.number}"
@@ -306,7 +314,7 @@ class Fleet:
         self._say(f"{said}; it is started anew ({self.restarts} of {self._most})")
         self._drop_cancelled(worker)
         worker.reset()
-        worker.down = self._asleep
+        worker.down = not self._awake
         if not worker.down:
             self._start(worker)
 
@@ -352,18 +360,18 @@ class Fleet:
             worker.link.bring(self._offered)
             self._call(worker, Call(0, TAKE, version=version))
 
-    def _rest(self, *, asleep: bool) -> None:
-        if asleep == self._asleep:
+    def _rest(self, awake: frozenset[Memory], call: Call) -> None:
+        if awake == self._awake:
             return
-        self._asleep = asleep
+        self._awake = awake
         for worker in self._workers:
             if worker.link is not None:
-                self._call(worker, Call(0, "sleep" if asleep else "wake", level=2))
+                self._call(worker, call)
             elif worker.down:
                 worker.down = False
                 self._start(worker)
         # Who has just been started takes the old version first, where it still lies.
-        self._until(lambda each: each.asleep == asleep and not each.calls)
+        self._until(lambda each: each.awake == awake and not each.calls)
 
     def _until(self, reached: Callable[[Worker], bool]) -> None:
         """Hear workers until all of them have come to something."""

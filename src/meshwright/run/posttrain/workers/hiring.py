@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from meshwright.policy.rollout import engine_share
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.weights.tensors import of_decoder
@@ -15,9 +16,6 @@ from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.worker.frames import Start
 from meshwright.spec.model import Model
-
-_ALONE = 0.9
-"""Share of a GPU that a worker has to itself."""
 
 
 def fleet_of(
@@ -67,8 +65,9 @@ def engines_of(engine: EngineSettings, workers: WorkerSettings) -> list[EngineSe
     (trainer,) = _ranks(engine.device, 1)
 
     def share(device: str) -> float:
-        # Beside the trainer there is less than on a device of one's own.
-        return (engine.memory_share if device == trainer else _ALONE) / sharing[device]
+        # Beside the trainer there may be less than on a device of one's own.
+        alone = engine_share(beside=False, by_turns=False)
+        return (engine.memory_share if device == trainer else alone) / sharing[device]
 
     return [
         msgspec.structs.replace(

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.policy.rollout import engine_share
 from meshwright.run.posttrain.weights.offered import Offered, memory_folder
 from meshwright.run.posttrain.workers.links import ProcessLink
 from meshwright.run.posttrain.workers.settings import WorkerSettings
@@ -284,7 +285,8 @@ def _within_ray(start: Start) -> Start:
     """Return a start for a machine on which Ray has chosen the GPU, which is then the worker's."""
     if not start.settings.device.startswith("cuda"):
         return start
-    settings = msgspec.structs.replace(start.settings, device="cuda", memory_share=0.9)
+    alone = engine_share(beside=False, by_turns=False)
+    settings = msgspec.structs.replace(start.settings, device="cuda", memory_share=alone)
     return msgspec.structs.replace(start, settings=settings)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from meshwright.run.posttrain.workers.links import Link
 from meshwright.run.posttrain.workers.process import TAKE
 from meshwright.run.serve.asked import Ask, Sink
+from meshwright.run.serve.interface import MEMORY, Memory
 from meshwright.run.serve.worker.frames import Call
 
 
@@ -33,15 +34,19 @@ class Worker:
         self.calls: dict[int, Call] = {}
         self.version: int | None = None
         self.steps, self.progress_s = 0, time.monotonic()
-        self.asleep = False
+        self.awake: frozenset[Memory] = frozenset(MEMORY)
         self.down = False
         """It died while all slept, and is started when they wake: others have its memory."""
 
     def reset(self) -> None:
         """Forget what the process knew that has ended."""
-        self.link, self.version, self.asleep = None, None, False
+        self.link, self.version, self.awake = None, None, frozenset(MEMORY)
         self.steps, self.progress_s = 0, time.monotonic()
         self.calls, self.life = {}, self.life + 1
+
+    def rested(self, call: Call) -> None:
+        """Know that it has gone to sleep, or that some of its memory is awake."""
+        self.awake = frozenset() if call.what == "sleep" else self.awake.union(call.parts)
 
     def doing(self) -> str:
         """Say what it does, in words."""

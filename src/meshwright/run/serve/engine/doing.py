@@ -1,6 +1,6 @@
 """`Do`: what all ranks of an engine do between two steps, beside computing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from meshwright.run.nn.build import Options
 from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.huggingface.load import misfits
 from meshwright.run.serve.engine.runner import Runner
+from meshwright.run.serve.interface import MEMORY, Memory
 from meshwright.run.serve.model.pooling import Pooling, embed
 
 What = Literal["embed", "sleep", "wake", "update", "versions"]
@@ -32,6 +33,8 @@ class Do(msgspec.Struct, frozen=True, tag="do", kw_only=True):
     adapter: int = -1
     """The slot of the prompt's adapter; -1 for none."""
     level: int = 1
+    parts: tuple[Memory, ...] = MEMORY
+    """What wakes."""
     path: str = ""
     told: bytes = b""
 
@@ -49,6 +52,7 @@ class Doer:
         self._kept: dict[str, torch.Tensor] = {}
         """Weights in host memory, while it sleeps."""
         self._shapes: dict[str, torch.Size] = {}
+        """Of weights that are given back; empty while they are there."""
 
     def __call__(self, do: Do) -> list[float]:
         """Do one thing; return the vector of an embedded prompt."""
@@ -63,7 +67,7 @@ class Doer:
             case "sleep":
                 self._sleep(do.level)
             case "wake":
-                self._wake()
+                self._wake(do.parts)
             case "update":
                 self._renew(do.path)
             case "versions":
@@ -83,33 +87,36 @@ class Doer:
             raise HalfRenewed(f"weights of {folder} broke off: {error}") from error
 
     def _sleep(self, level: int) -> None:
-        if self.runner.cache.asleep:
-            if level > 1:
-                self._kept = {name: kept for name, kept in self._kept.items() if name[:2] != "0."}
-            return
+        """Give everything back that is there; one that sleeps may let go of its weights later."""
         for runner in self._runners:
             runner.forget()
             runner.cache.sleep()
-        for name, weight in self._weights():
-            # Nobody brings a draft's weights again.
-            if level == 1 or not name.startswith("0."):
-                self._kept[name] = weight.data.to("cpu")
-            self._shapes[name] = weight.shape
-            # The parameter stays, so that whoever holds it finds the new numbers.
-            weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
+        if not self._shapes:
+            for name, weight in self._weights():
+                if level == 1 or _is_draft(name):
+                    self._kept[name] = weight.data.to("cpu")
+                self._shapes[name] = weight.shape
+                # The parameter stays, so that whoever holds it finds the new numbers.
+                weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
+        elif level > 1:
+            self._kept = {name: kept for name, kept in self._kept.items() if _is_draft(name)}
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _wake(self) -> None:
-        kept, self._kept = self._kept, {}
-        for name, weight in self._weights():
-            if name in kept:
-                weight.data = kept[name].to(self.runner.cache.device)
-            else:
-                weight.data = weight.data.new_zeros(self._shapes[name])
-        for runner in self._runners:
-            runner.cache.wake()
-        if self._graphs:
+    def _wake(self, parts: Collection[Memory]) -> None:
+        if "weights" in parts and self._shapes:
+            kept, self._kept = self._kept, {}
+            for name, weight in self._weights():
+                if name in kept:
+                    weight.data = kept[name].to(self.runner.cache.device)
+                else:
+                    weight.data = weight.data.new_zeros(self._shapes[name])
+            self._shapes = {}
+        if "cache" in parts:
+            for runner in self._runners:
+                runner.cache.wake()
+        # Captured steps have the addresses of both.
+        if self._graphs and not self._shapes and not self.runner.cache.asleep:
             self.runner.capture()
 
     @property
@@ -121,6 +128,11 @@ class Doer:
         for number, runner in enumerate(self._runners):
             for name, weight in runner.forward.decoder.named_parameters():
                 yield f"{number}.{name}", weight
+
+
+def _is_draft(name: str) -> bool:
+    """Tell whether a weight is a draft's: nobody brings these again."""
+    return not name.startswith("0.")
 
 
 def refuse_new_weights(*, quantised: bool, ranks: int) -> None:

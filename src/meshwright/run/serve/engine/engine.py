@@ -185,11 +185,16 @@ class Engine:
             choices=self.limits.batch_requests,
             adapters=tuple(self.adapters),
             words=self._reader is not None,
-            asleep=self.runner.cache.asleep,
+            asleep=self.asleep,
             hands_over=self.hands_over,
             block_tokens=self.limits.block_tokens,
             block_bytes=self.runner.cache.block_bytes,
         )
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it has given back memory that answers need."""
+        return self.runner.cache.asleep or not self.runner.forward.has_weights
 
     @property
     def hands_over(self) -> bool:

@@ -45,7 +45,7 @@ class EngineLoop(Caller):
         self._thread: threading.Thread | None = None
 
     def asleep(self) -> bool:
-        """Tell whether it sleeps."""
+        """Tell whether any part of it sleeps."""
         return self._upkeep is not None and self._upkeep.asleep
 
     def gauges(self) -> Gauges:

@@ -1,11 +1,12 @@
 """What is done with an engine between its turns: vectors of prompts, sleep, new weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.engine.doing import Do, Does, HalfRenewed, refuse_new_weights
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.vectors import Vectors
+from meshwright.run.serve.interface import MEMORY, Memory
 from meshwright.run.serve.model.load import name_of
 from meshwright.run.serve.model.pooling import Pooling
 from meshwright.spec.names import unknown_name
@@ -29,8 +30,8 @@ class Upkeep:
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine has given its memory back."""
-        return self._engine.runner.cache.asleep
+        """Whether the engine has given back memory that answers need."""
+        return self._engine.asleep
 
     def embed(
         self,
@@ -69,22 +70,26 @@ class Upkeep:
         """Give the memory of the cache back, and of the weights: 1 keeps these in host memory.
 
         With level 2 the weights are gone, and `update_weights` has to bring some after `wake`. Who
-        sleeps with level 1 can let go of them later.
+        sleeps with level 1 can let go of them later, and who is half awake can sleep again.
         """
         self._require_idle("sleep")
         self._engine.forget()
         self.do(Do(what="sleep", level=level))
 
-    def wake(self) -> None:
-        """Take the memory again, with the weights where they were kept."""
-        if self.asleep:
-            self.do(Do(what="wake"))
+    def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Take the memory of some parts again, with the weights where they were kept.
+
+        New weights may come before the cache wakes: then they find the room that it will have.
+        """
+        runner = self._engine.runner
+        asleep = {"weights": not runner.forward.has_weights, "cache": runner.cache.asleep}
+        if wakes := tuple(part for part in MEMORY if part in parts and asleep[part]):
+            self.do(Do(what="wake", parts=wakes))
 
     def update_weights(self, folder: str) -> None:
         """Read the weights of a Hugging Face folder in place of the present ones."""
         self._require_idle("take new weights")
-        if self.asleep:
-            raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
+        self._require_room()
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
         self.do(Do(what="update", path=folder))
         self._renewed(self._engine.version + 1, name_of(folder))
@@ -99,8 +104,7 @@ class Upkeep:
             HalfRenewed: where `write` did not end.
         """
         self._require_idle("take new weights")
-        if self.asleep:
-            raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
+        self._require_room()
         self._engine.unfit = f"version {version} of its weights broke off while it was written"
         try:
             write()
@@ -129,6 +133,10 @@ class Upkeep:
         if len(prompt) > most:
             what = f"{len(prompt):,} tokens, at most {most:,} are read"
             raise InputError([Problem("input", what, "shorten it")])
+
+    def _require_room(self) -> None:
+        if not self._engine.runner.forward.has_weights:
+            raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
 
     def _require_idle(self, what: str) -> None:
         if not self._engine.is_idle or self._engine.expected:

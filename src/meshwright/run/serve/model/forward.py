@@ -60,6 +60,11 @@ class Forward:
             self._take(layer, number, state_rows)
 
     @property
+    def has_weights(self) -> bool:
+        """Whether the weights are here, and not given back."""
+        return self.decoder.embedding.weight.numel() > 0
+
+    @property
     def recurrent(self) -> bool:
         """Whether sequences have states, so that no prefix is shared and no step undone."""
         return bool(self.states)

@@ -244,7 +244,10 @@ class SleepBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WakeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `/wake_up`, which says nothing."""
+    """The body of `/wake_up`."""
+
+    tags: Annotated[list[Literal["weights", "kv_cache"]], Meta(min_length=1)] | None = None
+    """What wakes; all of it where nothing is said."""
 
 
 class WeightsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.run.serve.interface import Renews, Sleeps
+from meshwright.run.serve.interface import MEMORY, Memory, Renews, Sleeps
 from meshwright.run.serve.server.asking import messages_of, named_model, own_values
 from meshwright.run.serve.server.bodies import (
     DetokenizeBody,
@@ -21,6 +21,9 @@ from meshwright.run.serve.server.streams import encode
 from meshwright.run.serve.server.tools import shown_tool
 from meshwright.run.serve.server.traffic import Call
 from meshwright.run.serve.server.words import aside, checked, encoded, written_chat
+
+_TAGGED: dict[str, Memory] = {"weights": "weights", "kv_cache": "cache"}
+"""What vLLM's tags name."""
 
 
 async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
@@ -71,10 +74,11 @@ async def sleep(desk: Desk, body: SleepBody, _: Call) -> Answer:
     return encode(Sleeping(engine.asleep()))
 
 
-async def wake_up(desk: Desk, _body: WakeBody, _: Call) -> Answer:
-    """Wake the engine."""
+async def wake_up(desk: Desk, body: WakeBody, _: Call) -> Answer:
+    """Wake the engine, or some of its memory."""
     engine = _sleeper(desk)
-    await _done(engine.wake())
+    parts = MEMORY if body.tags is None else tuple(_TAGGED[tag] for tag in body.tags)
+    await _done(engine.wake(parts))
     return encode(Sleeping(engine.asleep()))
 
 

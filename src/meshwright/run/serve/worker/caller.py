@@ -5,12 +5,12 @@ an error where the worker is gone.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask
 from meshwright.run.serve.inbox import Inbox
-from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.worker.frames import (
     Answered,
@@ -62,9 +62,9 @@ class Caller:
         """Give memory back; level 1 keeps the weights in host memory."""
         await self._call(Call(self._next_number(), "sleep", level=level))
 
-    async def wake(self) -> None:
-        """Take the memory again."""
-        await self._call(Call(self._next_number(), "wake"))
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Take the memory of some parts again."""
+        await self._call(Call(self._next_number(), "wake", parts=tuple(parts)))
 
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""

@@ -8,6 +8,7 @@ import msgspec
 from meshwright.run.serve import framing
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.interface import MEMORY, Memory
 from meshwright.spec.model import Model
 
 
@@ -54,6 +55,8 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     """The LoRA adapter that prompts are embedded with."""
     path: str = ""
     level: int = 1
+    parts: tuple[Memory, ...] = MEMORY
+    """What wakes."""
     version: int = 0
     told: bytes = b""
     """A message that only who performs this call can read."""

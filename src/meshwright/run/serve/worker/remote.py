@@ -9,13 +9,14 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.serve.asked import Gauges
 from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory
 from meshwright.run.serve.worker.caller import Caller
 from meshwright.run.serve.worker.frames import (
     Beat,
@@ -70,7 +71,8 @@ class RemoteEngine(Caller):
         self._why = ""
         """Why no asks are taken at the moment."""
         self._deaths: list[float] = []
-        self._asleep = False
+        self._asleep: frozenset[Memory] = frozenset()
+        """What it has given back."""
         self._renewed = ""
         """The folder that weights were last read from, where they were replaced."""
         self._stale = ""
@@ -79,16 +81,16 @@ class RemoteEngine(Caller):
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
         await super().sleep(level)
-        self._asleep = True
+        self._asleep = frozenset(MEMORY)
 
-    async def wake(self) -> None:
-        """Take the memory again."""
-        await super().wake()
-        self._asleep = False
+    async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
+        """Take the memory of some parts again."""
+        await super().wake(parts)
+        self._asleep = self._asleep.difference(parts)
 
     def asleep(self) -> bool:
-        """Tell whether it sleeps."""
-        return self._asleep
+        """Tell whether any part of it sleeps."""
+        return bool(self._asleep)
 
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""
@@ -151,7 +153,7 @@ class RemoteEngine(Caller):
                 self._why = f"{why}, and another one cannot be started: {error}"
                 LOG.error(self._why)
                 return
-            self.ready, self._asleep = self.process.ready, False
+            self.ready, self._asleep = self.process.ready, frozenset()
             LOG.warning("the engine's process is there again")
 
     async def _heard_out(self) -> str:

@@ -245,7 +245,7 @@ def performer(upkeep: Upkeep) -> Perform:
             case "sleep":
                 upkeep.sleep(call.level)
             case "wake":
-                upkeep.wake()
+                upkeep.wake(call.parts)
             case "update_weights":
                 upkeep.update_weights(call.path)
             case _:

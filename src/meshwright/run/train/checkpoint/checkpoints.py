@@ -91,6 +91,7 @@ class Checkpoints:
         """
         self.wait()
         self._ready(tensors, [])
+        self._planner.let_go()
         self._pieces.touch()
 
     def save(self, step: int, tensors: Tensors, extra: Mapping[str, Any]) -> Staged:
@@ -121,6 +122,8 @@ class Checkpoints:
         except BaseException as error:
             writing.end(error)
             raise
+        finally:
+            self._planner.let_go()
         writing.end()
         if not self.settings.asynchronous:
             self.wait()

@@ -76,6 +76,10 @@ class Planner:
             return placed.tensor.detach().new_empty(0)
         return placed.view(placed.parts[piece.part])[piece.cut]
 
+    def let_go(self) -> None:
+        """Hold no tensor of the last plan any more: their memory may be wanted elsewhere."""
+        self._placed = {}
+
     @property
     def on_gpu(self) -> bool:
         """Whether any tensor of the last plan is on a GPU."""

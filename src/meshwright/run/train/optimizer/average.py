@@ -34,27 +34,22 @@ class WeightAverage:
             each.name: each.weight.to(kind, copy=True, memory_format=torch.contiguous_format)
             for each in states
         }
+        self._states, self._rule = states, Rule("average", beta1=keep)
+        self._seed, self._backend = seed, backend
         self._updates: list[tuple[FusedUpdate, list[torch.Tensor]]] = []
-        rule = Rule("average", beta1=keep)
-        for weights in _by_type(states):
-            values = tuple(each.weight for each in weights)
-            tensors = OptimizerTensors(
-                params=values,
-                masters=(),
-                moments=(Moment(tuple(self.averages[each.name] for each in weights)),),
-                keys=tuple(tensor_key(f"average.{each.name}", seed) for each in weights),
-                shares=(1.0,) * len(values),
-                decays=(0.0,) * len(values),
-                places=tuple(each.places for each in weights),
-            )
-            self._updates.append((FusedUpdate(tensors, rule, backend=backend), list(values)))
 
     def update_(self, pace: Pace) -> None:
         """Move towards the weights, unless the step did not happen."""
         unscaled = pace.numbers.clone()
         unscaled[1] = 1.0
+        if not self._updates:
+            self._updates = [self._update(weights) for weights in _by_type(self._states)]
         for update, weights in self._updates:
             update(weights, Pace(pace.step, unscaled))
+
+    def let_go(self) -> None:
+        """Hold no view of any weight until the next update, which looks for them anew."""
+        self._updates = []
 
     @contextmanager
     def in_place_of(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -68,6 +63,19 @@ class WeightAverage:
             finally:
                 for name, value in held.items():
                     parameters[name].copy_(value)
+
+    def _update(self, weights: Sequence[ParameterState]) -> tuple[FusedUpdate, list[torch.Tensor]]:
+        values = tuple(each.weight for each in weights)
+        tensors = OptimizerTensors(
+            params=values,
+            masters=(),
+            moments=(Moment(tuple(self.averages[each.name] for each in weights)),),
+            keys=tuple(tensor_key(f"average.{each.name}", self._seed) for each in weights),
+            shares=(1.0,) * len(values),
+            decays=(0.0,) * len(values),
+            places=tuple(each.places for each in weights),
+        )
+        return FusedUpdate(tensors, self._rule, backend=self._backend), list(values)
 
 
 def _by_type(states: Sequence[ParameterState]) -> list[list[ParameterState]]:

@@ -5,7 +5,7 @@ finite, and otherwise updates all parameters of a kind in one launch. State is p
 the names of their parameters; saving and loading them is all that a resume needs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -161,6 +161,22 @@ class Optimizer:
         # Gradients are the parameters': their memory is free for forward once those drop them.
         self._bound = bound._replace(all_gradients=bound.all_gradients.letting_go())
         return StepReport(ready.norm, norm.nonfinite, ~ready.go)
+
+    def kept(self) -> Iterator[torch.Tensor]:
+        """Yield all that is kept for parameters, and grows with them: masters, moments, averages.
+
+        Who moves these calls `let_go` before.
+        """
+        for each in self.states.values():
+            yield from (value for _, value in each.tensors())
+        if self.average is not None:
+            yield from self.average.averages.values()
+
+    def let_go(self) -> None:
+        """Hold no address of any tensor until the next step, which looks them up anew."""
+        self._bound = None
+        if self.average is not None:
+            self.average.let_go()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return everything that has to be saved: the tensors themselves, not copies."""

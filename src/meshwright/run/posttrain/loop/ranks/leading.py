@@ -65,6 +65,12 @@ class LeadingTrainer:
         if self._offered is not None:
             self._offered.lay(version + 1)
 
+    def offload(self) -> None:
+        """Keep everything: engines that share devices with several ranks are refused."""
+
+    def load(self) -> None:
+        """Have everything."""
+
     def save(self, progress: Progress) -> None:
         """Write a checkpoint where one is due."""
         keeping = self.keeping

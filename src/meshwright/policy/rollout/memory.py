@@ -1,0 +1,73 @@
+"""What lies on GPUs that trainer and engines share, and how much of one an engine may fill.
+
+Phases move memory; what lies there while something is done follows from those before it, here and
+nowhere else. A run carries the phases out, a simulation counts the bytes of what they leave.
+
+    doing        by turns                                   each side keeps its memory
+    generating   policy, served, cache                      policy, training, served, cache
+    training     policy, training, step                     the same, and step
+    syncing      policy, served, aside                      the same, and aside
+"""
+
+from typing import Literal
+
+from meshwright.policy.rollout.actions import (
+    AFTER_SYNC,
+    BEFORE_SYNC,
+    BEFORE_TRAINING,
+    PhaseName,
+)
+
+Part = Literal["policy", "training", "step", "served", "cache", "aside"]
+"""`policy`: the trainer's weights, which syncs read. `training`: what else a step begins with: the
+optimizer's states, a reference model, a critic. `step`: gradients and activations, which end with
+it. `served`: an engine's weights. `cache`: its keys and values, and what its steps need. `aside`: a
+version of weights that comes in, until all of it is there."""
+Doing = Literal["generating", "syncing", "training"]
+
+_MOVED: dict[PhaseName, tuple[frozenset[Part], frozenset[Part]]] = {
+    "sleep": (frozenset({"served", "cache"}), frozenset()),
+    "load": (frozenset(), frozenset({"training"})),
+    "offload": (frozenset({"training"}), frozenset()),
+    "wake weights": (frozenset(), frozenset({"served"})),
+    "wake cache": (frozenset(), frozenset({"cache"})),
+}
+"""What leaves a GPU with a phase, and what comes."""
+_ALWAYS: frozenset[Part] = frozenset({"policy", "training", "served", "cache"})
+_MEANWHILE: dict[Doing, frozenset[Part]] = {
+    "generating": frozenset(),
+    "training": frozenset({"step"}),
+    "syncing": frozenset({"aside"}),
+}
+_ROUND: tuple[tuple[Doing, tuple[PhaseName, ...]], ...] = (
+    ("training", BEFORE_TRAINING),
+    ("syncing", BEFORE_SYNC),
+    ("generating", AFTER_SYNC),
+)
+"""What comes before each, in the order of a step."""
+
+_ALONE, _BESIDE = 0.9, 0.5
+"""The rest of a GPU is left to libraries, and beside a trainer also to its steps."""
+
+
+def held(doing: Doing, *, by_turns: bool) -> frozenset[Part]:
+    """Return what lies on a GPU of both sides while something is done."""
+    if not by_turns:
+        return _ALWAYS | _MEANWHILE[doing]
+    lies = _ALWAYS
+    for name, phases in _ROUND:
+        for phase in phases:
+            leaves, comes = _MOVED[phase]
+            lies = (lies - leaves) | comes
+        if name == doing:
+            break
+    return lies | _MEANWHILE[doing]
+
+
+def engine_share(*, beside: bool, by_turns: bool) -> float:
+    """Return which share of a GPU may be full while engines generate.
+
+    All that lies there meanwhile counts, also of a trainer `beside` them; where it takes its steps
+    there without taking turns, these need the other half.
+    """
+    return _BESIDE if beside and not by_turns else _ALONE

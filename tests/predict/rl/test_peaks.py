@@ -1,0 +1,99 @@
+"""Memory of GPUs in each phase: what is there of either side, and what is left for the cache."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from meshwright.errors import InputError
+from meshwright.predict.rl import Setup, simulate
+from meshwright.predict.rl.framework import MESHWRIGHT, NEMO_RL, Framework
+from meshwright.predict.rl.peaks import GENERATING, SYNCING, TRAINING
+from meshwright.predict.rl.prices import Prices, prices_of
+from meshwright.predict.serving.memory import serving_memory
+from meshwright.spec.model import count_parameters
+from tests.predict.rl.setups import CLUSTER, MODEL, rounds, setup
+
+GPU = CLUSTER.gpu.memory_bytes
+WEIGHTS = float(count_parameters(MODEL).total)
+"""Two bytes of each, on two GPUs, of either side."""
+
+
+def cache_bytes(prices: Prices) -> float:
+    return serving_memory(prices.engines.replica, prices.engines.limits.batch_tokens).kv_bytes
+
+
+def colocated(**given: Any) -> Setup:
+    return setup("colocated", 16, 16, **given)
+
+
+def test_the_trainers_weights_stay_and_the_cache_has_what_is_left() -> None:
+    ours, apart = prices_of(colocated()), prices_of(setup("disaggregated"))
+    taken = cache_bytes(apart) - cache_bytes(ours)
+    assert WEIGHTS < taken < WEIGHTS + 3e9, "its context stays as well"
+    for prices in (ours, apart):
+        assert prices.peak_bytes[GENERATING] == pytest.approx(0.9 * GPU)
+
+
+def test_new_weights_lie_beside_both_weights_and_no_cache() -> None:
+    ours = prices_of(colocated()).peak_bytes[SYNCING]
+    assert 3 * WEIGHTS < ours < 3.3 * WEIGHTS
+    # An engine of its own keeps its cache, and reads new weights from its host.
+    apart = prices_of(setup("disaggregated")).peak_bytes
+    assert apart[SYNCING] == apart[GENERATING]
+
+
+def test_sides_without_turns_keep_everything_beside_each_other() -> None:
+    both = prices_of(setup("disaggregated", 8, 8, beside=True))
+    turns = prices_of(setup("colocated", 8, 8))
+    assert both.peak_bytes[GENERATING] == pytest.approx(0.5 * GPU)
+    engine = both.peak_bytes[TRAINING] - turns.peak_bytes[TRAINING]
+    assert engine > cache_bytes(both) + WEIGHTS, "an engine keeps its memory while it trains"
+    states = turns.phase_s["load"] * (CLUSTER.host.gpu_bytes_per_s * 0.6)
+    aside = both.sync.aside_bytes
+    assert both.peak_bytes[SYNCING] == pytest.approx(0.5 * GPU + aside)
+    assert cache_bytes(turns) - cache_bytes(both) == pytest.approx(0.4 * GPU + states)
+
+
+def test_a_reference_model_is_moved_and_counted_where_it_lies() -> None:
+    plain, pulled = (prices_of(colocated(rounds=rounds(forwards=one))) for one in (1, 2))
+    more = pulled.peak_bytes[TRAINING] - plain.peak_bytes[TRAINING]
+    assert more == pytest.approx(WEIGHTS, rel=0.02)
+    assert pulled.phase_s["load"] > plain.phase_s["load"]
+    for doing in (GENERATING, SYNCING):
+        assert pulled.peak_bytes[doing] == plain.peak_bytes[doing], "it has left with the states"
+    # Some loops compute its log-probabilities alone, and some no reference's in two passes.
+    alone = prices_of(colocated(rounds=rounds(forwards=1, reference=True)))
+    assert alone.peak_bytes == pulled.peak_bytes
+    none = prices_of(colocated(rounds=rounds(forwards=2, reference=False)))
+    assert none.peak_bytes == plain.peak_bytes
+
+
+def test_who_swaps_leaves_all_of_a_gpu_to_its_engine() -> None:
+    theirs = [prices_of(colocated(framework=NEMO_RL, rounds=rounds(forwards=n))) for n in (1, 2)]
+    assert cache_bytes(theirs[0]) == cache_bytes(prices_of(setup("disaggregated")))
+    assert theirs[0].peak_bytes[GENERATING] == pytest.approx(0.9 * GPU)
+    assert theirs[0].peak_bytes == theirs[1].peak_bytes, "a reference is on the host"
+
+
+def test_an_engine_that_the_trainers_weights_leave_no_room_is_refused() -> None:
+    """What is left for the cache is what engines of a simulation have."""
+
+    def tight(one: Setup) -> Setup:
+        replica = one.engines.replica
+        # Weights of one side and buffers take an eighth of a GPU, those of both a quarter.
+        engine = replace(replica.engine, memory_share=0.2)
+        return replace(one, engines=replace(one.engines, replica=replace(replica, engine=engine)))
+
+    simulate(tight(setup("disaggregated")))
+    with pytest.raises(InputError, match=r"what others keep there .* leave no room for requests"):
+        simulate(tight(colocated()))
+
+
+@pytest.mark.parametrize(("framework", "busy"), [(MESHWRIGHT, 2), (NEMO_RL, 4)])
+def test_a_framework_deals_groups_or_samples_out(framework: Framework, busy: int) -> None:
+    few = rounds(prompts=2, samples=8)
+    run = simulate(setup("disaggregated", rounds=few, framework=framework, measured=1))
+    first = [bool((did.start_s < run.steps[0].start_s).any()) for did in run.engines]
+    assert len(first) == 4
+    assert sum(first) == busy
