@@ -40,7 +40,7 @@ def no_group(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a group was formed")
 
     monkeypatch.setattr(dist, "init_process_group", form)
-    monkeypatch.setattr(reach, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(reach, "_ANSWER_S", 8.0)
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -167,7 +167,10 @@ def listener(manner: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("manner", ["silent", "closes", "talks"])
-def test_a_port_in_use(tokens: Path, tmp_path: Path, manner: str) -> None:
+def test_a_port_in_use(
+    tokens: Path, tmp_path: Path, manner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "_ANSWER_S", 1.0)
     job = tiny_job(tokens, TWO)
     with listener(manner) as port:
         said = refusals([job, job], tmp_path, port)

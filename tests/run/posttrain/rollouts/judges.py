@@ -75,6 +75,10 @@ def not_a_number(job: Job) -> float:
     return float("nan")
 
 
+def a_text(_: object) -> str:
+    return "1.0"
+
+
 def huge(job: Job) -> float:
     return 1e39
 

@@ -26,7 +26,7 @@ from meshwright.run.posttrain.rollouts.verifiers import (
 HOME = "tests.run.posttrain.rollouts.judges"
 NAMES = (
     "double", "slow", "hangs", "raises", "leaves", "dies", "dies_once", "eats", "floods", "writes",
-    "not_a_number", "huge", "surroundings", "starts_another", "who",
+    "not_a_number", "a_text", "huge", "surroundings", "starts_another", "who",
 )  # fmt: skip
 LIMITS = VerifierLimits(deadline_s=0.5)
 # Where a check is to be answered, however slow the machine.
@@ -66,6 +66,7 @@ def test_a_verdict_says_who_judged_and_why(pool: VerifierPool) -> None:
         ("raises", "error", "RuntimeError: no such answer"),
         ("leaves", "error", "SystemExit: 3"),
         ("not_a_number", "error", "its score is nan"),
+        ("a_text", "error", "TypeError: it returned a str, not a score, or a score and a reason"),
         ("huge", "error", "its score is 1e+39, and float32 ends at 3.4e+38"),
         ("eats", "memory", "it ran out of memory"),
     ],

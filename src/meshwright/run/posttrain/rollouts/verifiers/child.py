@@ -86,6 +86,8 @@ def judge(verifier: Verifier, job: Mapping[str, Any]) -> dict[str, Any]:
 def _score(answer: Any) -> tuple[float, str]:
     try:
         score, reason = answer if isinstance(answer, tuple) else (answer, "")
+        if isinstance(score, str | bytes):
+            raise TypeError  # "1.0" is what a model wrote, and no verdict on it
         return float(score), str(reason)
     except (TypeError, ValueError):
         what = f"it returned a {type(answer).__name__}, not a score, or a score and a reason"
