@@ -48,6 +48,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "arrival_s": (1e-3, 0.4),
     "arrival_steps": (0.25, 40.0),
     "reserve_bytes": (1e9, 1.4e10),
+    "word_copies": (1.0, 16.0),
 }
 UNFITTED = ("disaggregated", "mlperf-paced")
 """Kinds of rows that say little of an engine: set by how many workers there were, or by how near a
@@ -125,6 +126,8 @@ def fit(
     step = 1.4
     for number in range(rounds):
         for name in only or BOUNDS:
+            if not getattr(engine, name):
+                continue  # the engine has no such part
             low, high = BOUNDS[name]
             for factor in (step, 1 / step):
                 while True:

@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.predict.serving import TENSORRT_LLM, VLLM, Engine, Formats, Replica, serving_memory
 from meshwright.predict.serving.contexts import kv_sizes
+from meshwright.predict.serving.engine import TENSORRT_LLM_EARLY
 from meshwright.predict.serving.formats import KvFormat, WeightFormat
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
@@ -80,3 +81,14 @@ def test_experts_are_spread_over_expert_parallel_gpus() -> None:
     )
     assert 84e9 < whole < 92e9
     assert whole < spread < whole + 20e9
+
+
+def test_requests_that_may_run_take_room_for_every_word() -> None:
+    one = replica("llama3.1-8b", engine=TENSORRT_LLM_EARLY)
+    few = serving_memory(one, 2048, 256).buffer_bytes
+    many = serving_memory(one, 2048, 8192).buffer_bytes
+    words = 4 * TENSORRT_LLM_EARLY.word_copies * one.model.vocab
+    assert many - few == pytest.approx(words * (8192 - 256))
+    assert serving_memory(replica("llama3.1-8b"), 2048, 8192) == serving_memory(
+        replica("llama3.1-8b"), 2048
+    )

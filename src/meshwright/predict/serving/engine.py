@@ -74,6 +74,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the memory that keys and values may have (with the weights, for `of_all`)."""
     reserve_bytes: float = 2e9
     """Memory for libraries, captured graphs and workspaces."""
+    word_copies: float = 0.0
+    """Numbers that choosing tokens keeps for each word and each request that may run: scores, and
+    what sorts them, whole on every GPU."""
     batch_requests: int = 256
     """Requests of a step at most, where a run does not say."""
     batch_tokens: int = 8192
@@ -86,9 +89,12 @@ TENSORRT_LLM_EARLY = Engine(
     name="TensorRT-LLM before 0.15", room="of_free", memory_share=0.95, batch_requests=4096,
     step_s=0.00157, request_s=2.54e-06, prefill_s=1.1e-05, gap=1.13, attention_gap=0.987,
     kv_share=0.873, attention_s=3e-05, small_kernels=12, reduce_s=3.08e-05, link_share=0.109,
-    expert_s=1.1e-06, arrival_s=0.001, reserve_bytes=2.12e+09,
+    expert_s=1.1e-06, arrival_s=0.001, reserve_bytes=2.12e+09, word_copies=9,
 )  # fmt: skip
-"""Compiled engines up to 0.14, which the same model, GPU and lengths took 5 to 20 % longer with."""
+"""Compiled engines up to 0.14, which the same model, GPU and lengths took 5 to 20 % longer with.
+
+`word_copies` alone was fitted to their own rows, by those of 8 GPUs and the largest batches.
+"""
 TENSORRT_LLM = Engine(
     name="TensorRT-LLM", room="of_free", memory_share=0.95, batch_requests=4096,
     step_s=0.00055, request_s=2.76e-06, prefill_s=1.04e-06, gap=1.13, attention_gap=1.03,

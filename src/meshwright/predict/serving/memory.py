@@ -42,8 +42,13 @@ class ServingMemory(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, int(self.kv_bytes / (self.kv.bytes_of(1) * block_tokens)))
 
 
-def serving_memory(replica: Replica, batch_tokens: int | None = None) -> ServingMemory:
-    """Return what lies on the fullest GPU, and what is left for keys and values."""
+def serving_memory(
+    replica: Replica, batch_tokens: int | None = None, batch_requests: int | None = None
+) -> ServingMemory:
+    """Return what lies on the fullest GPU, and what is left for keys and values.
+
+    `batch_tokens` and `batch_requests` bound a step; without the latter nothing is kept for words.
+    """
     model, layout, engine = replica.model, replica.layout, replica.engine
     gpu = replica.cluster.gpu
     weights = _weights(replica)
@@ -55,7 +60,8 @@ def serving_memory(replica: Replica, batch_tokens: int | None = None) -> Serving
     )
     activations = step / layout.dp * (4 * model.hidden + 2 * inner) * 2.0
     logits = 4.0 * min(step, engine.batch_requests) / layout.dp * model.vocab / layout.tp
-    buffers = engine.reserve_bytes + activations + logits
+    chosen = 4.0 * engine.word_copies * (batch_requests or 0) / layout.dp * model.vocab
+    buffers = engine.reserve_bytes + activations + logits + chosen
     if engine.room == "of_free":
         room = engine.memory_share * (gpu.memory_bytes - replica.taken_bytes - weights - buffers)
     else:

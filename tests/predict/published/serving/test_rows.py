@@ -7,6 +7,7 @@ import pytest
 from meshwright.predict.published.models import Unusable
 from meshwright.predict.published.serving.cases import Case, case_of
 from meshwright.predict.published.serving.models import gpu_of, model_of, plain_model
+from meshwright.predict.published.serving.price import price
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import count_parameters
 
@@ -142,3 +143,32 @@ def test_workers_of_a_disaggregated_run() -> None:
 def test_what_is_missing_is_said(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unusable, match=reason):
         only(QUEUED, **changes)
+
+
+EARLY = {**QUEUED, "engine_version": "0.13.0", "model": "LLaMA v3 70B", "gpus": 4, "tp": 4}
+
+
+@pytest.mark.parametrize(
+    ("row", "built"),
+    [
+        ({}, (2048, 1024)),
+        ({"engine_version": "0.10.0"}, (2048, 2048)),
+        ({"tp": 8, "gpus": 8}, (8192, 16384)),
+        ({"model": "LLaMA v3.1 70B"}, (2048, 1024)),
+        ({"model": "LLaMA v2 70B", "isl": 128, "osl": 4096}, (256, 8192)),
+        ({"model": "LLaMA v2 70B", "isl": 128, "osl": 2048}, (4096, 8192)),
+        ({"model": "Mixtral 8x22B", "tp": 8, "gpus": 8}, None),  # not in the table that was kept
+        ({"engine_version": "0.15.0"}, None),  # works its bounds out
+        ({"source": "a blog"}, None),
+    ],
+)
+def test_compiled_engines_have_the_bounds_they_were_built_for(
+    row: dict[str, Any], built: tuple[int, int] | None
+) -> None:
+    assert only(EARLY, **row).asked.built == built
+
+
+def test_no_step_goes_past_what_an_engine_was_built_for() -> None:
+    case = only(EARLY, model="GPTJ 6B", gpus=1, tp=1)
+    unbound = case._replace(asked=case.asked._replace(built=None))
+    assert price(case).batch <= 128 < price(unbound).batch

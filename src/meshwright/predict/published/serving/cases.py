@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from meshwright.errors import InputError
 from meshwright.predict.published.clusters import cluster_of_row
 from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.built import built_for
 from meshwright.predict.published.serving.loads import Asked, load_of
 from meshwright.predict.published.serving.models import gpu_of, model_of
 from meshwright.predict.published.serving.places import place_of
@@ -58,6 +59,8 @@ def case_of(row: Mapping[str, Any]) -> Case:
     assumed = asked.assumed
     try:
         if place is not None:
+            tokens = asked.load.prompt_tokens + asked.load.output_tokens
+            asked = asked._replace(built=built_for(row, model.name, place.layout.tp, tokens))
             _check_heads(model, place.layout)
             size = _size(place.layout)
             whole = _cluster(gpu, size)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.built import Built
 from meshwright.predict.serving.flow import Load
 
 _SENT = {
@@ -43,6 +44,8 @@ class Asked(NamedTuple):
     offline: bool = False
     """Throughput is that of a long run, without its beginning and end."""
     beams: int = 1
+    built: Built | None = None
+    """The largest step that the engine was compiled for, where that is known."""
     assumed: tuple[str, ...] = ()
 
 

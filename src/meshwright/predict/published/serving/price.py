@@ -56,8 +56,10 @@ def price(case: Case) -> Priced:
 
 
 @lru_cache(maxsize=4096)
-def _memory(replica: Replica, tokens: int | None = None) -> ServingMemory:
-    return serving_memory(replica, tokens)
+def _memory(
+    replica: Replica, tokens: int | None = None, requests: int | None = None
+) -> ServingMemory:
+    return serving_memory(replica, tokens, requests)
 
 
 def _fitted(replica: Replica) -> Replica:
@@ -78,13 +80,13 @@ def _together(replica: Replica, copies: int, case: Case) -> Priced:
         concurrency=None if load.concurrency is None else max(1, load.concurrency // copies),
         rate_per_s=None if load.rate_per_s is None else load.rate_per_s / copies,
     )
-    requests, tokens = limits(replica, share, static=asked.static)
+    requests, tokens = asked.built or limits(replica, share, static=asked.static)
     return _priced(replica, copies, share, requests, tokens)
 
 
 @lru_cache(maxsize=1 << 14)
 def _priced(replica: Replica, copies: int, load: Load, requests: int, tokens: int) -> Priced:
-    memory = _memory(replica, min(tokens, 32768))
+    memory = _memory(replica, min(tokens, 32768), requests)
     went = flow(step_cost(replica), memory, load, batch_requests=requests, batch_tokens=tokens)
     tpot = went.tpot_s if load.output_tokens > 1 else None
     return Priced(copies * went.output_tok_s, went.ttft_s, tpot, replica, went.batch)
