@@ -88,6 +88,39 @@ def test_prompts_that_begin_alike_go_to_the_same_engine() -> None:
     run(work)
 
 
+def test_figures_say_how_many_engines_are_well_and_how_full_they_are() -> None:
+    class Full(Ill):
+        def gauges(self) -> Gauges:
+            return Gauges(kv_usage=1.0, running=2)
+
+        def ill(self) -> str:
+            return ""
+
+    async def work() -> None:
+        routed = Routed([Full(), Ill(), Ill()]).gauges()
+        assert (routed.engines, routed.well, routed.running) == (3, 1, 2)
+        both = HandedOver([Ill()], [Full(), Full(), Ill()]).gauges()
+        assert (both.engines, both.well, both.kv_usage) == (4, 2, 0.5)
+
+    run(work)
+
+
+def test_engines_are_let_go_of_at_once() -> None:
+    class Slow(Ill):
+        async def close(self) -> None:
+            closing.append(self)
+            while len(closing) < 4:
+                await asyncio.sleep(0)
+
+    closing: list[Slow] = []
+
+    async def work() -> None:
+        both = HandedOver([Slow()], [Slow(), Slow(), Slow()])
+        await asyncio.wait_for(both.close(), 10)
+
+    run(work)
+
+
 def test_without_a_well_engine_asks_are_refused() -> None:
     async def work() -> None:
         routed = Routed([Ill(), Ill()])

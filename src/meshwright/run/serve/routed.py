@@ -5,6 +5,7 @@ that is ill gets none until it is well; where a prompt's keys and values are los
 engine that was to go on computes it anew. All of them sleep, wake and take new weights together.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 
 import msgspec
@@ -79,7 +80,7 @@ class Routed(_Changed):
 
     def gauges(self) -> Gauges:
         """Return what all of them do together."""
-        return joined([engine.gauges() for engine in self.engines])
+        return gauges_of(self.engines)
 
     def ill(self) -> str:
         """Say what is wrong where no engine is well."""
@@ -89,9 +90,8 @@ class Routed(_Changed):
         return "" if not all(found) else "; ".join(found)
 
     async def close(self) -> None:
-        """Let go of all of them."""
-        for engine in self.engines:
-            await engine.close()
+        """Let go of all of them at once: each that is stuck takes seconds to end."""
+        await asyncio.gather(*(engine.close() for engine in self.engines))
 
     def _send(self, ask: Ask) -> int:
         away = frozenset(n for n, engine in enumerate(self.engines) if engine.ill())
@@ -147,7 +147,7 @@ class HandedOver(_Changed):
 
     def gauges(self) -> Gauges:
         """Return what all of them do together."""
-        return joined([self._first.gauges(), self._then.gauges()])
+        return gauges_of([*self._first.engines, *self._then.engines])
 
     def ill(self) -> str:
         """Say what is wrong where no engine can write answers."""
@@ -155,8 +155,7 @@ class HandedOver(_Changed):
 
     async def close(self) -> None:
         """Let go of all of them."""
-        await self._first.close()
-        await self._then.close()
+        await asyncio.gather(self._first.close(), self._then.close())
 
 
 class Passed:
@@ -245,9 +244,16 @@ class Halves:
             await self._pieces.aclose()
 
 
-def joined(gauges: Sequence[Gauges]) -> Gauges:
-    """Return the gauges of several engines as of one."""
+def gauges_of(engines: Sequence[Serves]) -> Gauges:
+    """Return what several engines do together, and how many of them are well."""
+    gauges = [engine.gauges() for engine in engines]
     now = {name: sum(getattr(each, name) for each in gauges) for name in ("running", "waiting")}
     idle = [each.idle_s for each in gauges if each.idle_s is not None]
-    usage = sum(each.kv_usage for each in gauges) / len(gauges)
-    return Gauges(kv_usage=usage, idle_s=max(idle, default=None), **now, **counted(gauges))
+    return Gauges(
+        engines=len(engines),
+        well=sum(not engine.ill() for engine in engines),
+        kv_usage=sum(each.kv_usage for each in gauges) / len(gauges),
+        idle_s=max(idle, default=None),
+        **now,
+        **counted(gauges),
+    )

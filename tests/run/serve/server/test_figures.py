@@ -88,6 +88,11 @@ def test_requests_and_tokens_are_counted(families: dict[str, Any]) -> None:
     assert value(families, name, f"{name}_total", path=TEXT, status="400") == 1
 
 
+def test_one_engine_is_one_of_one_that_is_well(families: dict[str, Any]) -> None:
+    for name in ("meshwright:engines", "meshwright:engines_well", "meshwright:healthy"):
+        assert value(families, name, name) == 1
+
+
 def test_an_engines_own_figures_are_shown_where_they_are_numbers(families: dict[str, Any]) -> None:
     assert value(families, "meshwright:spare_blocks", "meshwright:spare_blocks") == 7
     assert not [name for name in families if "odd" in name or "words" in name]
