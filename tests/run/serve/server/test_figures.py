@@ -8,6 +8,7 @@ from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.metrics import Tally, one_two_five
 from meshwright.run.serve.server.spans import Spans, spans_from_environment
 from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.serving import serving
 from tests.run.serve.server.wire import send
 
 TEXT = "/v1/completions"
@@ -86,6 +87,19 @@ def test_requests_and_tokens_are_counted(families: dict[str, Any]) -> None:
     name = "meshwright:http_requests"
     assert value(families, name, f"{name}_total", path=TEXT, status="200") == 2
     assert value(families, name, f"{name}_total", path=TEXT, status="400") == 1
+
+
+def test_a_request_that_fails_before_its_first_token_has_no_time_to_it() -> None:
+    with serving() as (served, engine):
+        for fails_at, status in ((0, 500), (-1, 200)):
+            engine.fails_at = fails_at
+            assert send(served.url, TEXT, {"prompt": "a"}).status == status
+        page = send(served.url, "/metrics").body.decode()
+        found = {one.name: one for one in text_string_to_metric_families(page)}
+        name = "vllm:time_to_first_token_seconds"
+        assert value(found, name, f"{name}_count") == 1
+        ends = "vllm:request_success"
+        assert value(found, ends, f"{ends}_total", finished_reason="error") == 1
 
 
 def test_one_engine_is_one_of_one_that_is_well(families: dict[str, Any]) -> None:

@@ -68,7 +68,8 @@ class Reply:
             self._end = "error"
             raise Fault(503, str(error), code="engine_error") from None
         now = monotonic()
-        if self._first_at is None:
+        # A request that fails before its first token has no time to it.
+        if self._first_at is None and piece.finish not in {"error", "cancelled"}:
             self._note_first(piece, now)
         self._note(piece, now)
         if self._ready is None or not (more := self._ready()):
