@@ -141,13 +141,16 @@ def test_a_request_is_a_span_beneath_its_clients() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     settings = ServerSettings(model="parrot", port=0)
-    app = serve_app(PretendEngine(), Bytes(), settings, spans=Spans(provider))
+    engine = PretendEngine()
+    app = serve_app(engine, Bytes(), settings, spans=Spans(provider))
     trace = "0af7651916cd43dd8448eb211c80319c"
     with Served(app, settings) as served:
         headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
         send(served.url, TEXT, {"prompt": "secret"}, headers=headers)
         send(served.url, TEXT, {"prompt": 1})
-    first, second = kept.get_finished_spans()
+        engine.fails_at = 3
+        send(served.url, TEXT, {"prompt": "hello", "stream": True})
+    first, second, third = kept.get_finished_spans()
     assert first.context is not None
     assert f"{first.context.trace_id:032x}" == trace
     told = dict(first.attributes or {})
@@ -156,7 +159,12 @@ def test_a_request_is_a_span_beneath_its_clients() -> None:
     assert told["gen_ai.request.max_tokens"] == 16
     assert told["gen_ai.response.model"] == "parrot"
     assert "secret" not in json.dumps(told)
+    assert "error.type" not in told
     assert "gen_ai.usage.input_tokens" not in (second.attributes or {})
+    assert (second.attributes or {})["error.type"] == "invalid_type"
+    assert second.status.is_unset, "a slip of the client is no error of ours"
+    assert (third.attributes or {})["error.type"] == "engine_error"
+    assert (third.status.is_ok, third.status.description) == (False, "the cat was at it")
 
 
 def test_no_traces_are_made_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

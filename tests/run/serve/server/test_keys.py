@@ -148,6 +148,17 @@ def test_several_engines_change_together() -> None:
         assert [engine.path for engine in engines] == ["new", "new"]
 
 
+def test_the_access_log_names_what_broke_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "meshwright.access"), serving() as (served, engine):
+        send(served.url, TEXT, {"prompt": "a"})
+        send(served.url, TEXT, {"prompt": 1})
+        engine.fails_at = 3
+        send(served.url, TEXT, {"prompt": "hello", "stream": True})
+    lines = [json.loads(record.message) for record in caplog.records]
+    told = [(line["status"], line.get("error")) for line in lines]
+    assert told == [(200, None), (400, "invalid_type"), (200, "engine_error")]
+
+
 def test_the_access_log_holds_no_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
     file.write_text("ann: 0123456789\n")

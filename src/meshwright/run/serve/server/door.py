@@ -86,4 +86,6 @@ def _tell(scope: Scope, name: str, path: str, status: int, took_s: float) -> Non
             line["key"] = call.tenant
         if call.gone:
             line["left"] = True
+        elif call.fault is not None:
+            line["error"] = call.fault.told()
     ACCESS.info(msgspec.json.encode(line).decode())
