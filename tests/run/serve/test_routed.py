@@ -121,6 +121,87 @@ def test_engines_are_let_go_of_at_once() -> None:
     run(work)
 
 
+class Dying:
+    """An engine that dies of its first ask, or of its first vectors, after some pieces."""
+
+    max_length = embed_length = 64
+
+    def __init__(self, pieces: int = 0) -> None:
+        self._pieces, self._dead = pieces, ""
+
+    async def answer(self, _: Ask, /) -> AsyncIterator[Piece]:
+        for _piece in range(self._pieces):
+            yield Piece(tokens=(7,))
+        self._dead = "it died"
+        raise EngineBroken(self._dead)
+
+    async def embed(
+        self, _: Sequence[tuple[int, ...]], /, adapter: str | None = None
+    ) -> list[list[float]]:
+        self._dead = f"it died of {adapter}"
+        raise EngineBroken(self._dead)
+
+    def gauges(self) -> Gauges:
+        return Gauges()
+
+    def ill(self) -> str:
+        return self._dead
+
+    async def close(self) -> None:
+        pass
+
+
+def test_what_an_engine_dies_with_before_a_token_is_answered_by_another() -> None:
+    async def work() -> None:
+        well = EngineLoop(engine_of(small()))
+        for dying in (1, 2):
+            engines: list[Serves] = [*(Dying() for _ in range(dying)), well]
+            routed = Routed(engines, "round-robin")
+            asks = [Ask(prompt=prompt, sampling=GREEDY) for prompt in PROMPTS]
+            got = await asyncio.gather(
+                *(tokens_of(routed, ask) for ask in asks), return_exceptions=True
+            )
+            # Once: who was with two that died may be what they died of.
+            wrong = [one for one in got if isinstance(one, EngineBroken)]
+            assert len(wrong) == dying - 1
+            assert [one for one in got if one in expected()] == [
+                one for one in got if one not in wrong
+            ]
+            assert routed.router.open == [0] * len(engines)
+        await well.close()
+
+    run(work)
+
+
+def test_a_token_that_was_told_is_not_told_twice() -> None:
+    async def work() -> None:
+        well = EngineLoop(engine_of(small()))
+        routed = Routed([Dying(pieces=1), well], "round-robin")
+        pieces = routed.answer(Ask(prompt=PROMPTS[0], sampling=GREEDY))
+        assert (await anext(pieces)).tokens == (7,)
+        with pytest.raises(EngineBroken, match="it died"):
+            await anext(pieces)
+        assert routed.router.open == [0, 0]
+        await well.close()
+
+    run(work)
+
+
+def test_vectors_that_an_engine_died_of_are_made_by_another() -> None:
+    async def work() -> None:
+        well = Dying()
+        well.embed = _one_vector  # type: ignore[method-assign]
+        routed = Routed([Dying(), well], "round-robin")
+        assert await routed.embed([(1,)]) == [[1.0]]
+        assert routed.router.open == [0, 0]
+
+    run(work)
+
+
+async def _one_vector(*_: object, **__: object) -> list[list[float]]:
+    return [[1.0]]
+
+
 def test_without_a_well_engine_asks_are_refused() -> None:
     async def work() -> None:
         routed = Routed([Ill(), Ill()])

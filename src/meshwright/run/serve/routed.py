@@ -1,12 +1,14 @@
 """Several engines as one: `Routed` picks one for each ask, `HandedOver` one for each half of it.
 
 Which engine gets an ask is decided by `policy/routing`, the same that the simulator drives. One
-that is ill gets none until it is well; where a prompt's keys and values are lost on their way, the
-engine that was to go on computes it anew. All of them sleep, wake and take new weights together.
+that is ill gets none until it is well, and what it had not begun goes to another one; where a
+prompt's keys and values are lost on their way, the engine that was to go on computes it anew. All
+of them sleep, wake and take new weights together.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from functools import partial
 
 import msgspec
 
@@ -18,6 +20,9 @@ from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory, Serves
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.together import Together
+
+_Sent = tuple[AsyncIterator[Piece], Callable[[], object]]
+"""The pieces of an engine, and what is called when no more of them are read."""
 
 
 class _Changed:
@@ -63,16 +68,39 @@ class Routed(_Changed):
         self._together = Together(self.engines, lambda: any(self.router.open), weights)
 
     def answer(self, ask: Ask) -> "Passed":
-        """Answer; closing what is returned cancels what is left."""
-        number, tokens = self._send(ask), len(ask.prompt)
-        pieces = self.engines[number].answer(ask)
-        return Passed(pieces, lambda: self.router.back(number, tokens))
+        """Answer; closing what is returned cancels what is left.
+
+        Where the engine dies before the first piece, another one answers: once, for an ask may be
+        what it died of.
+        """
+        number = self._send(ask)
+        return Passed(*self._sent(ask, number), again=lambda: self._again(ask, number))
+
+    def _sent(self, ask: Ask, number: int) -> _Sent:
+        done = partial(self.router.back, number, len(ask.prompt))
+        return self.engines[number].answer(ask), done
+
+    def _again(self, ask: Ask, number: int) -> _Sent | None:
+        """Send an ask to another engine where the one that it went to is ill, and not all are."""
+        if not self.engines[number].ill() or self.ill():
+            return None
+        return self._sent(ask, self._send(ask))
 
     async def embed(
         self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
     ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        number = self._send(Ask(prompt=tuple(prompts[0])))
+        ask = Ask(prompt=tuple(prompts[0]))
+        try:
+            return await self._embedded(number := self._send(ask), prompts, adapter)
+        except EngineBroken:
+            if not self.engines[number].ill() or self.ill():
+                raise
+            return await self._embedded(self._send(ask), prompts, adapter)
+
+    async def _embedded(
+        self, number: int, prompts: Sequence[tuple[int, ...]], adapter: str | None
+    ) -> list[list[float]]:
         try:
             return await self.engines[number].embed(prompts, adapter=adapter)
         finally:
@@ -161,8 +189,15 @@ class HandedOver(_Changed):
 class Passed:
     """The pieces of an engine, passed on; `done` is called once, when no more are read."""
 
-    def __init__(self, pieces: AsyncIterator[Piece], done: Callable[[], object]) -> None:
-        self._pieces, self._done = pieces, done
+    def __init__(
+        self,
+        pieces: AsyncIterator[Piece],
+        done: Callable[[], object],
+        *,
+        again: Callable[[], _Sent | None] | None = None,
+    ) -> None:
+        """Pass pieces on; `again` is asked once for others where the engine breaks before any."""
+        self._pieces, self._done, self._again = pieces, done, again
         self._over = False
 
     def __aiter__(self) -> "Passed":
@@ -171,11 +206,27 @@ class Passed:
     async def __anext__(self) -> Piece:
         """Return the next piece."""
         try:
-            return await anext(self._pieces)
+            piece = await anext(self._pieces)
+        except EngineBroken:
+            if not self._resent():
+                self._end()
+                raise
+            return await anext(self)
         # Nobody asks further after an end or an error; a reader that is cancelled closes.
         except (StopAsyncIteration, MeshwrightError):
             self._end()
             raise
+        self._again = None
+        return piece
+
+    def _resent(self) -> bool:
+        """Begin anew elsewhere, where nothing has come yet and there is such a place."""
+        again, self._again = self._again, None
+        if self._over or again is None or (found := again()) is None:
+            return False
+        self._done()
+        self._pieces, self._done = found
+        return True
 
     def ready(self) -> Sequence[Piece]:
         """Return the pieces that nobody has to wait for."""

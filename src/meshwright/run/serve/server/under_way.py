@@ -69,7 +69,7 @@ class Reply:
             raise impossible(error, fields=self._call.fields) from None
         except MeshwrightError as error:
             self._end = "error"
-            raise Fault(503, str(error), code="engine_error") from None
+            raise Fault(503, str(error), code="engine_error", retry_s=10) from None
         now = monotonic()
         # A request that fails before its first token has no time to it.
         if self._first_at is None and piece.finish not in {"error", "cancelled"}:
