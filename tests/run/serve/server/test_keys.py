@@ -47,6 +47,22 @@ def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert keys.holder("Bearer 0123456780") is None
 
 
+def test_a_key_is_taken_whole_whatever_it_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nann: 12345678#90  # with a remark\n")
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "bob: abcdefgh\nijklmnop,\nqrst#uvwx\n")
+    keys = read_keys(file, "MESHWRIGHT_API_KEYS")
+    assert len(keys) == 4
+    for key in ("12345678#90", "abcdefgh", "ijklmnop", "qrst#uvwx"):
+        assert keys.holder(f"Bearer {key}") is not None
+    assert keys.holder("Bearer 12345678") is None
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "abcdefgh\tijklmnop")
+    with pytest.raises(InputError, match="without spaces"):
+        read_keys(None, "MESHWRIGHT_API_KEYS")
+
+
 @pytest.mark.parametrize("text", ["", "# none\n", "ann: short\n", "ann: two words here\n"])
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
