@@ -112,3 +112,16 @@ def test_bodies_are_not_counted_as_heads() -> None:
         for _ in range(3):
             line.sendall(asked({"prompt": "x" * 2000, "max_tokens": 1}))
             assert b"200 OK" in line.recv(4096)
+
+
+@pytest.mark.parametrize("asks", [b"Upgrade: h2c", b"upgrade: websocket"], ids=repr)
+def test_who_asks_for_another_protocol_is_answered_in_this_one(asks: bytes) -> None:
+    wish = (
+        b"\r\nConnection: Upgrade, HTTP2-Settings\r\n" + asks + b"\r\nHTTP2-Settings: AAMAAABk\r\n"
+    )
+    with serving() as (served, _), closing(connected(served)) as line:
+        for text in ("hello", "there"):
+            line.sendall(asked({"prompt": text}).replace(b"\r\n", wish, 1))
+            got = line.recv(4096)
+            assert b"200 OK" in got
+            assert f">{text}".encode() in got

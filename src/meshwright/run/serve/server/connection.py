@@ -1,16 +1,19 @@
-"""`Connection`: what a client may hold of the server by doing nothing.
+"""`Connection`: what a client may hold of the server by doing nothing, and HTTP/1.1 for all.
 
 A head that comes slowly or has no end, and an answer that is not read, would each hold a
 connection, and with it a request's place and memory, for as long as the client likes.
 """
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from meshwright.run.serve.server.faults import Fault
 from meshwright.run.serve.server.settings import ServerSettings
+
+_UPGRADE = re.compile(rb"(\r\n)u(pgrade:)", re.IGNORECASE)
 
 
 class Connection(HttpToolsProtocol):
@@ -42,7 +45,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on, unless a head has become too long."""
         in_head = self._in_head
-        super().data_received(data)
+        super().data_received(_staying(data) if in_head or self._is_free() else data)
         if self._in_head and in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.settings.head_bytes and not self.transport.is_closing():
@@ -126,6 +129,16 @@ class Connection(HttpToolsProtocol):
 def connection_of(settings: ServerSettings) -> type[Connection]:
     """Return the connections of a server."""
     return type("ServedConnection", (Connection,), {"settings": settings})
+
+
+def _staying(data: bytes) -> bytes:
+    """Return the head of a request without its wish for another protocol, which clients survive.
+
+    Those of Java ask for HTTP/2 with every request; the parser would take the body for that.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(rb"\1x\2", head) + data[len(head) :] if _UPGRADE.search(head) else data
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:
