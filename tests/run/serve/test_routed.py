@@ -88,6 +88,22 @@ def test_prompts_that_begin_alike_go_to_the_same_engine() -> None:
     run(work)
 
 
+def test_a_router_forgets_what_no_cache_has_room_for() -> None:
+    async def work() -> None:
+        engines = [EngineLoop(engine_of(small())) for _ in range(2)]
+        routed = Routed(engines, "prefix", block_tokens=4, kept_blocks=4)
+        both = HandedOver([engines[0]], [engines[1]], block_tokens=4, kept_blocks=4)
+        for first in range(0, 80, 16):
+            ask = Ask(prompt=tuple(range(first, first + 16)), sampling=GREEDY)
+            for router in (routed, both._first):
+                router.router.back(router._send(ask), 16)
+        assert [len(each) for each in routed.router._sent] == [4, 4]
+        assert [len(each) for each in both._first.router._sent] == [4]
+        await routed.close()
+
+    run(work)
+
+
 def test_figures_say_how_many_engines_are_well_and_how_full_they_are() -> None:
     class Full(Ill):
         def gauges(self) -> Gauges:

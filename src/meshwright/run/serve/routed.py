@@ -56,13 +56,20 @@ class Routed(_Changed):
         how: Routing = "prefix",
         *,
         block_tokens: int = 16,
+        kept_blocks: int = 1 << 20,
         weights: str = "",
     ) -> None:
-        """Serve with engines of the same model; `weights` is the folder they were read from."""
+        """Serve with engines of the same model; `weights` is the folder they were read from.
+
+        `kept_blocks` is how many blocks an engine's cache has: what was sent there before the last
+        so many is no longer there.
+        """
         if not engines:
             raise InputError([Problem("engines", "there are none", "give one at least")])
         self.engines, self._block = list(engines), block_tokens
-        self.router = Router(len(self.engines), how, block_tokens=block_tokens)
+        self.router = Router(
+            len(self.engines), how, block_tokens=block_tokens, kept_blocks=kept_blocks
+        )
         self.max_length = min(engine.max_length for engine in self.engines)
         self.embed_length = min(engine.embed_length for engine in self.engines)
         self._together = Together(self.engines, lambda: any(self.router.open), weights)
@@ -139,10 +146,11 @@ class HandedOver(_Changed):
         how: Routing = "prefix",
         *,
         block_tokens: int = 16,
+        kept_blocks: int = 1 << 20,
         weights: str = "",
     ) -> None:
         """Let `first` compute prompts and `then` go on with them; `weights` is their folder."""
-        self._first = Routed(first, how, block_tokens=block_tokens)
+        self._first = Routed(first, how, block_tokens=block_tokens, kept_blocks=kept_blocks)
         self._then = Routed(then, "least-loaded", block_tokens=block_tokens)
         self.max_length = min(self._first.max_length, self._then.max_length)
         self.embed_length = self._first.embed_length
