@@ -3,9 +3,13 @@
 import ast
 import json
 import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 import yaml
 
@@ -44,11 +48,25 @@ def test_containers_start_a_server_with_flags_that_there_are(name: str) -> None:
     assert (args.host, args.model is not None) == ("0.0.0.0", True)
 
 
-def test_pods_live_longer_than_the_server_drains() -> None:
-    (deployment,) = (d for d in _documents(FOLDER / "kubernetes.yaml") if d["kind"] == "Deployment")
-    (command,) = _commands(deployment)
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "kserve.yaml"])
+def test_pods_live_longer_than_the_server_drains(name: str) -> None:
+    documents = _documents(FOLDER / name)
+    (command,) = _commands(documents)
     drain_s = float(build("serve").parse_args(command[1:]).drain_s)
-    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s
+    pause_s = sum(_found(documents, "sleep"), start=drain_s)
+    (grace_s,) = _found(documents, "terminationGracePeriodSeconds")
+    assert grace_s > pause_s + 10, "the last words, and the engine's end"
+
+
+def _found(value: object, name: str) -> list[float]:
+    """Return the numbers under a name, wherever it stands."""
+    if isinstance(value, dict):
+        own = value.get(name, [])
+        own = own.values() if isinstance(own, dict) else [own] if name in value else []
+        return [*own, *(found for inner in value.values() for found in _found(inner, name))]
+    if isinstance(value, list):
+        return [found for inner in value for found in _found(inner, name)]
+    return []
 
 
 def test_selectors_find_the_pods_on_the_port_they_have() -> None:
@@ -103,3 +121,35 @@ def test_the_ray_example_imports_what_there_is() -> None:
             module = __import__(node.module or "", fromlist=["*"])
             for name in node.names:
                 assert getattr(module, name.name)
+
+
+def test_the_ray_example_answers_as_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under its folder's whole name, with vectors, and as the model's makers would draw."""
+    pytest.importorskip("torch", reason="the engine needs torch")
+    pytest.importorskip("uvicorn", reason="the server needs meshwright[serve]")
+    from meshwright.run.nn.huggingface import save
+    from meshwright.run.serve.server import Served, ServerSettings
+    from tests.run.serve.model.small import made, small
+    from tests.run.serve.model.test_gguf import trained
+    from tests.run.serve.server.wire import send
+
+    folder = tmp_path / "llama-3.1-tiny"
+    folder.mkdir()
+    tokenizer = trained(digits=True)
+    save(made(msgspec.structs.replace(small().model, vocab=tokenizer.get_vocab_size())), folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.25}')
+    ray = MagicMock()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("MESHWRIGHT_MODEL", str(folder))
+    runpy.run_path(str(FOLDER / "ray_serve.py"))
+    (answering,) = ray.serve.ingress.call_args.args
+    app = answering()
+    assert app.state.desk.settings.sampling.temperature == 0.25
+    with Served(app, ServerSettings(model="served", port=0)) as served:
+        (card,) = send(served.url, "/v1/models").json["data"]
+        assert card["id"] == "llama-3.1-tiny"
+        got = send(served.url, "/v1/embeddings", {"input": "ab"})
+        assert (got.status, len(got.json["data"])) == (200, 1)

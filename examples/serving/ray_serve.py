@@ -26,7 +26,10 @@ def answering() -> Starlette:
     begun = start_engine(MODEL, EngineSettings())
     if begun.words is None:
         raise SystemExit(f"{MODEL} has no tokenizer")
-    return serve_app(EngineLoop(begun.engine), begun.words, ServerSettings(model=MODEL.stem))
+    settings = ServerSettings(
+        model=MODEL.stem if MODEL.is_file() else MODEL.name, sampling=begun.words.sampling
+    )
+    return serve_app(EngineLoop(begun.engine, begun.upkeep), begun.words, settings)
 
 
 app = serve.deployment(

@@ -340,6 +340,20 @@ def test_a_served_model_answers_and_ends_in_peace(words: tuple[str, ...], folder
         assert "Traceback" not in rest
 
 
+def test_a_server_that_starts_ends_at_sigterm_and_not_by_it(folder: str) -> None:
+    """Which does nothing to the first process of a container."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from meshwright.cli import main, serve\n"
+        "serve.start_engines = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60)\n"
+        f"sys.exit(main(['serve', {folder!r}, '--port', '0', *{SMALL!r}]))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize(("blocks", "said"), [("2", "9 tokens, not the 16"), ("64", "")])
 def test_a_cache_that_cuts_what_was_asked_is_told(folder: str, blocks: str, said: str) -> None:
     parser = argparse.ArgumentParser()

@@ -1,8 +1,11 @@
 """`mw serve MODEL`: answer over HTTP as OpenAI's API does, until a signal ends it."""
 
 import argparse
+import signal
 import sys
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +72,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Serve until a signal comes; answer with what was served."""
     with needs_serving(), ExitStack() as held:
+        starting = held.enter_context(ExitStack())
+        starting.enter_context(_ended_by_sigterm())
         from meshwright.run.serve.engine.start import check_start
         from meshwright.run.serve.model.words import load_words
         from meshwright.run.serve.server import run_server, serve_app
@@ -96,6 +101,7 @@ def run(args: argparse.Namespace) -> Answer:
         if not args.quiet:
             print(*lines, sep="\n", file=sys.stderr)
         app = serve_app(engine, words, settings)
+        starting.close()
 
         def ready(url: str) -> None:
             print(f"serving {settings.model} at {url}/v1", file=sys.stderr, flush=True)
@@ -111,6 +117,23 @@ def run(args: argparse.Namespace) -> Answer:
     read, written = gauges.prompt_tokens, gauges.output_tokens
     text = f"served {format_some(read, 'token')} of prompts and {written:,} of answers"
     return Answer("serve/1", data, (Note(text),))
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end what does not serve yet, as Ctrl-C does.
+
+    To the first process of a container it does nothing unless somebody listens, and weights take
+    minutes to read.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":

@@ -63,16 +63,18 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
         settings = msgspec.structs.replace(settings, parcels=args.parcels or "shm")
     engines = _started(dealt(settings, first + then), path, start_s)
     block = settings.limits.block_tokens
+    shared = {
+        "block_tokens": block,
+        "kept_blocks": max(1, min(engine.ready.room for engine in engines) // block),
+    }
     if not first:
-        routed = Routed(engines, args.routing, block_tokens=block, weights=str(path))
+        routed = Routed(engines, args.routing, weights=str(path), **shared)
         return routed, _lines(engines, settings)
     if not all(engine.ready.hands_over for engine in engines):
         _end(engines)
         what = "this model has states beside keys and values, which are not handed over"
         raise InputError([Problem("--prefill", what, "use --replicas")])
-    both = HandedOver(
-        engines[:first], engines[first:], args.routing, block_tokens=block, weights=str(path)
-    )
+    both = HandedOver(engines[:first], engines[first:], args.routing, weights=str(path), **shared)
     return both, _lines(engines, settings)
 
 

@@ -1,5 +1,6 @@
 """Keys and values arrive whole, once, and only where their secret is known."""
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -99,3 +100,24 @@ def test_a_post_can_be_closed_while_it_sends(tmp_path: Path) -> None:
     sending.join()
     assert len(sent) == 2000
     assert not folder.exists()
+
+
+def test_what_shared_memory_has_no_room_for_is_lost_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fills(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:4096])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    post = SharedMemoryPost(str(tmp_path / "parcels"))
+    monkeypatch.setattr(Path, "write_bytes", fills)
+    for _ in range(2):
+        with pytest.raises(ParcelLost, match="are gone"):
+            collect(post.send(DATA, blocks=1, first=0))
+    assert not list((tmp_path / "parcels").iterdir()), "half of it would only take more room"
+    (told,) = caplog.messages
+    assert "No space left on device" in told
+    monkeypatch.undo()
+    assert bytes(collect(post.send(DATA, blocks=1, first=0))) == DATA
+    post.close()

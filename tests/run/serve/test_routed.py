@@ -88,6 +88,136 @@ def test_prompts_that_begin_alike_go_to_the_same_engine() -> None:
     run(work)
 
 
+def test_a_router_forgets_what_no_cache_has_room_for() -> None:
+    async def work() -> None:
+        engines = [EngineLoop(engine_of(small())) for _ in range(2)]
+        routed = Routed(engines, "prefix", block_tokens=4, kept_blocks=4)
+        both = HandedOver([engines[0]], [engines[1]], block_tokens=4, kept_blocks=4)
+        for first in range(0, 80, 16):
+            ask = Ask(prompt=tuple(range(first, first + 16)), sampling=GREEDY)
+            for router in (routed, both._first):
+                router.router.back(router._send(ask), 16)
+        assert [len(each) for each in routed.router._sent] == [4, 4]
+        assert [len(each) for each in both._first.router._sent] == [4]
+        await routed.close()
+
+    run(work)
+
+
+def test_figures_say_how_many_engines_are_well_and_how_full_they_are() -> None:
+    class Full(Ill):
+        def gauges(self) -> Gauges:
+            return Gauges(kv_usage=1.0, running=2)
+
+        def ill(self) -> str:
+            return ""
+
+    async def work() -> None:
+        routed = Routed([Full(), Ill(), Ill()]).gauges()
+        assert (routed.engines, routed.well, routed.running) == (3, 1, 2)
+        both = HandedOver([Ill()], [Full(), Full(), Ill()]).gauges()
+        assert (both.engines, both.well, both.kv_usage) == (4, 2, 0.5)
+
+    run(work)
+
+
+def test_engines_are_let_go_of_at_once() -> None:
+    class Slow(Ill):
+        async def close(self) -> None:
+            closing.append(self)
+            while len(closing) < 4:
+                await asyncio.sleep(0)
+
+    closing: list[Slow] = []
+
+    async def work() -> None:
+        both = HandedOver([Slow()], [Slow(), Slow(), Slow()])
+        await asyncio.wait_for(both.close(), 10)
+
+    run(work)
+
+
+class Dying:
+    """An engine that dies of its first ask, or of its first vectors, after some pieces."""
+
+    max_length = embed_length = 64
+
+    def __init__(self, pieces: int = 0) -> None:
+        self._pieces, self._dead = pieces, ""
+
+    async def answer(self, _: Ask, /) -> AsyncIterator[Piece]:
+        for _piece in range(self._pieces):
+            yield Piece(tokens=(7,))
+        self._dead = "it died"
+        raise EngineBroken(self._dead)
+
+    async def embed(
+        self, _: Sequence[tuple[int, ...]], /, adapter: str | None = None
+    ) -> list[list[float]]:
+        self._dead = f"it died of {adapter}"
+        raise EngineBroken(self._dead)
+
+    def gauges(self) -> Gauges:
+        return Gauges()
+
+    def ill(self) -> str:
+        return self._dead
+
+    async def close(self) -> None:
+        pass
+
+
+def test_what_an_engine_dies_with_before_a_token_is_answered_by_another() -> None:
+    async def work() -> None:
+        well = EngineLoop(engine_of(small()))
+        for dying in (1, 2):
+            engines: list[Serves] = [*(Dying() for _ in range(dying)), well]
+            routed = Routed(engines, "round-robin")
+            asks = [Ask(prompt=prompt, sampling=GREEDY) for prompt in PROMPTS]
+            got = await asyncio.gather(
+                *(tokens_of(routed, ask) for ask in asks), return_exceptions=True
+            )
+            # Once: who was with two that died may be what they died of.
+            wrong = [one for one in got if isinstance(one, EngineBroken)]
+            assert len(wrong) == dying - 1
+            assert [one for one in got if one in expected()] == [
+                one for one in got if one not in wrong
+            ]
+            assert routed.router.open == [0] * len(engines)
+        await well.close()
+
+    run(work)
+
+
+def test_a_token_that_was_told_is_not_told_twice() -> None:
+    async def work() -> None:
+        well = EngineLoop(engine_of(small()))
+        routed = Routed([Dying(pieces=1), well], "round-robin")
+        pieces = routed.answer(Ask(prompt=PROMPTS[0], sampling=GREEDY))
+        assert (await anext(pieces)).tokens == (7,)
+        with pytest.raises(EngineBroken, match="it died"):
+            await anext(pieces)
+        assert routed.router.open == [0, 0]
+        await well.close()
+
+    run(work)
+
+
+def test_vectors_that_an_engine_died_of_are_made_by_another() -> None:
+    async def work() -> None:
+        well = Dying()
+        well.embed = _one_vector  # type: ignore[method-assign]
+        routed = Routed([Dying(), well], "round-robin")
+        assert await routed.embed([(1,)]) == [[1.0]]
+        assert routed.router.open == [0, 0]
+
+    run(work)
+
+
+async def _one_vector(*_: object, **__: object) -> list[list[float]]:
+    return [[1.0]]
+
+
 def test_without_a_well_engine_asks_are_refused() -> None:
     async def work() -> None:
         routed = Routed([Ill(), Ill()])

@@ -147,6 +147,10 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine does at this moment, and what it did since it began."""
 
+    engines: int = 1
+    """How many there are, behind a router."""
+    well: int | None = None
+    """Those of them that make progress; None where it is one, which says so itself."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0

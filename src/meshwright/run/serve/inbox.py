@@ -14,7 +14,7 @@ from meshwright.run.serve.asked import Piece
 class Inbox:
     """An iterator of pieces that ends when each choice has ended."""
 
-    __slots__ = ("_closed", "_error", "_left", "_there", "_wanted")
+    __slots__ = ("_closed", "_error", "_left", "_there", "_wanted", "begun")
 
     def __init__(self, choices: int, closed: Callable[[], object]) -> None:
         """Wait for the pieces of so many choices; `closed` is called where nobody reads to the end.
@@ -28,6 +28,8 @@ class Inbox:
         self._error: Exception | None = None
         self._there: deque[Piece] = deque()
         self._wanted: asyncio.Future[None] | None = None
+        self.begun = False
+        """Whether any piece has come."""
 
     @property
     def whole(self) -> bool:
@@ -36,6 +38,7 @@ class Inbox:
 
     def put(self, piece: Piece) -> None:
         """Add a piece."""
+        self.begun = True
         self._there.append(piece)
         if piece.finish is not None:
             self._left.discard(piece.choice)

@@ -11,6 +11,7 @@ Each is collected once; what nobody collects is dropped after a while.
 
 import contextlib
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -26,6 +27,7 @@ import msgspec
 
 from meshwright.errors import MeshwrightError
 
+LOG = logging.getLogger("meshwright.server")
 Way = Literal["shm", "tcp", "nixl"]
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -133,6 +135,8 @@ class SharedMemoryPost:
         self._folder = Path(folder or parcels_folder())
         self._kept: _Kept[Path, None] = _Kept(lambda path: path.unlink(missing_ok=True))
         self._number, self._closed = 0, False
+        self._full = False
+        """Whether it was told that there is too little room."""
 
     def send(self, data: bytes | memoryview, *, blocks: int, first: int) -> Parcel:
         """Write bytes into a file that whoever goes on takes away."""
@@ -140,11 +144,27 @@ class SharedMemoryPost:
         path = self._folder / f"{self._number}"
         with self._kept.lock:
             # Another thread may have closed it: what is sent then is lost, as all else is.
-            if not self._closed:
-                self._folder.mkdir(mode=0o700, exist_ok=True)
-                path.write_bytes(data)
+            if not self._closed and self._written(path, data):
                 self._kept.put(path, None)
         return Parcel(way="shm", place=str(path), blocks=blocks, size=len(data), first=first)
+
+    def _written(self, path: Path, data: bytes | memoryview) -> bool:
+        """Write a parcel; one that there is no room for is lost, and nobody ends of it."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            path.write_bytes(data)
+            return True
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            if not self._full:
+                self._full = True
+                LOG.warning(
+                    "keys and values cannot be handed over in %s (%s): those of prompts that do not"
+                    " fit are computed again; give containers more shared memory, or use"
+                    " --parcels tcp", self._folder.parent, error.strerror,
+                )  # fmt: skip
+            return False
 
     def close(self) -> None:
         """Drop what was not collected."""

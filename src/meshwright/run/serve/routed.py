@@ -1,11 +1,14 @@
 """Several engines as one: `Routed` picks one for each ask, `HandedOver` one for each half of it.
 
 Which engine gets an ask is decided by `policy/routing`, the same that the simulator drives. One
-that is ill gets none until it is well; where a prompt's keys and values are lost on their way, the
-engine that was to go on computes it anew. All of them sleep, wake and take new weights together.
+that is ill gets none until it is well, and what it had not begun goes to another one; where a
+prompt's keys and values are lost on their way, the engine that was to go on computes it anew. All
+of them sleep, wake and take new weights together.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,6 +20,9 @@ from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory, Serves
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.together import Together
+
+_Sent = tuple[AsyncIterator[Piece], Callable[[], object]]
+"""The pieces of an engine, and what is called when no more of them are read."""
 
 
 class _Changed:
@@ -50,28 +56,58 @@ class Routed(_Changed):
         how: Routing = "prefix",
         *,
         block_tokens: int = 16,
+        kept_blocks: int = 1 << 20,
         weights: str = "",
     ) -> None:
-        """Serve with engines of the same model; `weights` is the folder they were read from."""
+        """Serve with engines of the same model; `weights` is the folder they were read from.
+
+        `kept_blocks` is how many blocks an engine's cache has: what was sent there before the last
+        so many is no longer there.
+        """
         if not engines:
             raise InputError([Problem("engines", "there are none", "give one at least")])
         self.engines, self._block = list(engines), block_tokens
-        self.router = Router(len(self.engines), how, block_tokens=block_tokens)
+        self.router = Router(
+            len(self.engines), how, block_tokens=block_tokens, kept_blocks=kept_blocks
+        )
         self.max_length = min(engine.max_length for engine in self.engines)
         self.embed_length = min(engine.embed_length for engine in self.engines)
         self._together = Together(self.engines, lambda: any(self.router.open), weights)
 
     def answer(self, ask: Ask) -> "Passed":
-        """Answer; closing what is returned cancels what is left."""
-        number, tokens = self._send(ask), len(ask.prompt)
-        pieces = self.engines[number].answer(ask)
-        return Passed(pieces, lambda: self.router.back(number, tokens))
+        """Answer; closing what is returned cancels what is left.
+
+        Where the engine dies before the first piece, another one answers: once, for an ask may be
+        what it died of.
+        """
+        number = self._send(ask)
+        return Passed(*self._sent(ask, number), again=lambda: self._again(ask, number))
+
+    def _sent(self, ask: Ask, number: int) -> _Sent:
+        done = partial(self.router.back, number, len(ask.prompt))
+        return self.engines[number].answer(ask), done
+
+    def _again(self, ask: Ask, number: int) -> _Sent | None:
+        """Send an ask to another engine where the one that it went to is ill, and not all are."""
+        if not self.engines[number].ill() or self.ill():
+            return None
+        return self._sent(ask, self._send(ask))
 
     async def embed(
         self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
     ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        number = self._send(Ask(prompt=tuple(prompts[0])))
+        ask = Ask(prompt=tuple(prompts[0]))
+        try:
+            return await self._embedded(number := self._send(ask), prompts, adapter)
+        except EngineBroken:
+            if not self.engines[number].ill() or self.ill():
+                raise
+            return await self._embedded(self._send(ask), prompts, adapter)
+
+    async def _embedded(
+        self, number: int, prompts: Sequence[tuple[int, ...]], adapter: str | None
+    ) -> list[list[float]]:
         try:
             return await self.engines[number].embed(prompts, adapter=adapter)
         finally:
@@ -79,7 +115,7 @@ class Routed(_Changed):
 
     def gauges(self) -> Gauges:
         """Return what all of them do together."""
-        return joined([engine.gauges() for engine in self.engines])
+        return gauges_of(self.engines)
 
     def ill(self) -> str:
         """Say what is wrong where no engine is well."""
@@ -89,9 +125,8 @@ class Routed(_Changed):
         return "" if not all(found) else "; ".join(found)
 
     async def close(self) -> None:
-        """Let go of all of them."""
-        for engine in self.engines:
-            await engine.close()
+        """Let go of all of them at once: each that is stuck takes seconds to end."""
+        await asyncio.gather(*(engine.close() for engine in self.engines))
 
     def _send(self, ask: Ask) -> int:
         away = frozenset(n for n, engine in enumerate(self.engines) if engine.ill())
@@ -111,10 +146,11 @@ class HandedOver(_Changed):
         how: Routing = "prefix",
         *,
         block_tokens: int = 16,
+        kept_blocks: int = 1 << 20,
         weights: str = "",
     ) -> None:
         """Let `first` compute prompts and `then` go on with them; `weights` is their folder."""
-        self._first = Routed(first, how, block_tokens=block_tokens)
+        self._first = Routed(first, how, block_tokens=block_tokens, kept_blocks=kept_blocks)
         self._then = Routed(then, "least-loaded", block_tokens=block_tokens)
         self.max_length = min(self._first.max_length, self._then.max_length)
         self.embed_length = self._first.embed_length
@@ -147,7 +183,7 @@ class HandedOver(_Changed):
 
     def gauges(self) -> Gauges:
         """Return what all of them do together."""
-        return joined([self._first.gauges(), self._then.gauges()])
+        return gauges_of([*self._first.engines, *self._then.engines])
 
     def ill(self) -> str:
         """Say what is wrong where no engine can write answers."""
@@ -155,15 +191,21 @@ class HandedOver(_Changed):
 
     async def close(self) -> None:
         """Let go of all of them."""
-        await self._first.close()
-        await self._then.close()
+        await asyncio.gather(self._first.close(), self._then.close())
 
 
 class Passed:
     """The pieces of an engine, passed on; `done` is called once, when no more are read."""
 
-    def __init__(self, pieces: AsyncIterator[Piece], done: Callable[[], object]) -> None:
-        self._pieces, self._done = pieces, done
+    def __init__(
+        self,
+        pieces: AsyncIterator[Piece],
+        done: Callable[[], object],
+        *,
+        again: Callable[[], _Sent | None] | None = None,
+    ) -> None:
+        """Pass pieces on; `again` is asked once for others where the engine breaks before any."""
+        self._pieces, self._done, self._again = pieces, done, again
         self._over = False
 
     def __aiter__(self) -> "Passed":
@@ -172,11 +214,27 @@ class Passed:
     async def __anext__(self) -> Piece:
         """Return the next piece."""
         try:
-            return await anext(self._pieces)
+            piece = await anext(self._pieces)
+        except EngineBroken:
+            if not self._resent():
+                self._end()
+                raise
+            return await anext(self)
         # Nobody asks further after an end or an error; a reader that is cancelled closes.
         except (StopAsyncIteration, MeshwrightError):
             self._end()
             raise
+        self._again = None
+        return piece
+
+    def _resent(self) -> bool:
+        """Begin anew elsewhere, where nothing has come yet and there is such a place."""
+        again, self._again = self._again, None
+        if self._over or again is None or (found := again()) is None:
+            return False
+        self._done()
+        self._pieces, self._done = found
+        return True
 
     def ready(self) -> Sequence[Piece]:
         """Return the pieces that nobody has to wait for."""
@@ -245,9 +303,16 @@ class Halves:
             await self._pieces.aclose()
 
 
-def joined(gauges: Sequence[Gauges]) -> Gauges:
-    """Return the gauges of several engines as of one."""
+def gauges_of(engines: Sequence[Serves]) -> Gauges:
+    """Return what several engines do together, and how many of them are well."""
+    gauges = [engine.gauges() for engine in engines]
     now = {name: sum(getattr(each, name) for each in gauges) for name in ("running", "waiting")}
     idle = [each.idle_s for each in gauges if each.idle_s is not None]
-    usage = sum(each.kv_usage for each in gauges) / len(gauges)
-    return Gauges(kv_usage=usage, idle_s=max(idle, default=None), **now, **counted(gauges))
+    return Gauges(
+        engines=len(engines),
+        well=sum(not engine.ill() for engine in engines),
+        kv_usage=sum(each.kv_usage for each in gauges) / len(gauges),
+        idle_s=max(idle, default=None),
+        **now,
+        **counted(gauges),
+    )

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from meshwright.run.serve.asked import Ask, Piece
+from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken
-from meshwright.run.serve.server import Served
-from tests.run.serve.server.pretend import PretendEngine
-from tests.run.serve.server.wire import send
+from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.wire import events, send
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -164,6 +166,8 @@ def test_strange_places_and_methods_have_the_same_errors(served: Served) -> None
     got = send(served.url, TEXT)
     assert (got.status, got.headers["allow"]) == (405, "POST")
     assert got.error["type"] == "invalid_request_error"
+    # Not elsewhere, which over a proxy would be an address without certificates.
+    assert send(served.url, f"{TEXT}/", {"prompt": "a"}).status == 404
 
 
 def test_the_official_client_raises_its_own_errors(client: Any) -> None:
@@ -174,6 +178,10 @@ def test_the_official_client_raises_its_own_errors(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="parrot", prompt="a" * 5000)
     assert caught.value.code == "context_length_exceeded"
+    # LangChain and LiteLLM know it by these words.
+    assert "This model's maximum context length is 4096 tokens" in str(caught.value)
+    with pytest.raises(openai.BadRequestError, match="This model's maximum context length is"):
+        client.completions.create(model="parrot", prompt="a", max_tokens=5000)
 
 
 def test_what_breaks_in_a_stream_is_said_in_it(
@@ -191,6 +199,27 @@ def test_what_breaks_in_a_stream_is_said_in_it(
         client.completions.create(model="parrot", prompt="hello")
 
 
+def test_what_came_before_a_break_is_told_before_it() -> None:
+    class Sudden(PretendEngine):
+        """Breaks before anybody has read what it said."""
+
+        def answer(self, ask: Ask) -> Inbox:
+            inbox = Inbox(ask.sampling.n, lambda: None)
+            for text in ("he", "llo"):
+                inbox.put(Piece(tokens=tuple(text.encode()), text=text))
+            inbox.break_off("the cat was at it")
+            return inbox
+
+    settings = ServerSettings(model="parrot", port=0)
+    with Served(serve_app(Sudden(), Bytes(), settings), settings) as served:
+        got = send(served.url, TEXT, {"prompt": "a", "stream": True})
+        *said, last = events(got.body)
+        assert [each["choices"][0]["text"] for each in said] == ["he", "llo"]
+        assert last["error"]["message"] == "the cat was at it"
+        whole = send(served.url, TEXT, {"prompt": "a"})
+        assert (whole.status, whole.error["code"]) == (500, "engine_error")
+
+
 def test_a_fault_of_the_server_is_told_without_its_details(
     served: Served, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,9 +234,11 @@ def test_a_fault_of_the_server_is_told_without_its_details(
     before = failures()
     monkeypatch.setattr(engine, "says", breaks)
     for stream in (False, True):
-        got = send(served.url, TEXT, {"prompt": "a", "stream": stream})
+        named = {"x-request-id": "broken-1"}
+        got = send(served.url, TEXT, {"prompt": "a", "stream": stream}, headers=named)
         assert (got.status, got.error["type"]) == (500, "server_error")
         assert b"secret" not in got.body
+        assert got.headers["x-request-id"] == "broken-1", "by which the log is searched"
     assert failures() == before + 2
 
 

@@ -8,6 +8,7 @@ from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.metrics import Tally, one_two_five
 from meshwright.run.serve.server.spans import Spans, spans_from_environment
 from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.serving import serving
 from tests.run.serve.server.wire import send
 
 TEXT = "/v1/completions"
@@ -88,6 +89,24 @@ def test_requests_and_tokens_are_counted(families: dict[str, Any]) -> None:
     assert value(families, name, f"{name}_total", path=TEXT, status="400") == 1
 
 
+def test_a_request_that_fails_before_its_first_token_has_no_time_to_it() -> None:
+    with serving() as (served, engine):
+        for fails_at, status in ((0, 500), (-1, 200)):
+            engine.fails_at = fails_at
+            assert send(served.url, TEXT, {"prompt": "a"}).status == status
+        page = send(served.url, "/metrics").body.decode()
+        found = {one.name: one for one in text_string_to_metric_families(page)}
+        name = "vllm:time_to_first_token_seconds"
+        assert value(found, name, f"{name}_count") == 1
+        ends = "vllm:request_success"
+        assert value(found, ends, f"{ends}_total", finished_reason="error") == 1
+
+
+def test_one_engine_is_one_of_one_that_is_well(families: dict[str, Any]) -> None:
+    for name in ("meshwright:engines", "meshwright:engines_well", "meshwright:healthy"):
+        assert value(families, name, name) == 1
+
+
 def test_an_engines_own_figures_are_shown_where_they_are_numbers(families: dict[str, Any]) -> None:
     assert value(families, "meshwright:spare_blocks", "meshwright:spare_blocks") == 7
     assert not [name for name in families if "odd" in name or "words" in name]
@@ -122,13 +141,16 @@ def test_a_request_is_a_span_beneath_its_clients() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     settings = ServerSettings(model="parrot", port=0)
-    app = serve_app(PretendEngine(), Bytes(), settings, spans=Spans(provider))
+    engine = PretendEngine()
+    app = serve_app(engine, Bytes(), settings, spans=Spans(provider))
     trace = "0af7651916cd43dd8448eb211c80319c"
     with Served(app, settings) as served:
         headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
         send(served.url, TEXT, {"prompt": "secret"}, headers=headers)
         send(served.url, TEXT, {"prompt": 1})
-    first, second = kept.get_finished_spans()
+        engine.fails_at = 3
+        send(served.url, TEXT, {"prompt": "hello", "stream": True})
+    first, second, third = kept.get_finished_spans()
     assert first.context is not None
     assert f"{first.context.trace_id:032x}" == trace
     told = dict(first.attributes or {})
@@ -137,7 +159,12 @@ def test_a_request_is_a_span_beneath_its_clients() -> None:
     assert told["gen_ai.request.max_tokens"] == 16
     assert told["gen_ai.response.model"] == "parrot"
     assert "secret" not in json.dumps(told)
+    assert "error.type" not in told
     assert "gen_ai.usage.input_tokens" not in (second.attributes or {})
+    assert (second.attributes or {})["error.type"] == "invalid_type"
+    assert second.status.is_unset, "a slip of the client is no error of ours"
+    assert (third.attributes or {})["error.type"] == "engine_error"
+    assert (third.status.is_ok, third.status.description) == (False, "the cat was at it")
 
 
 def test_no_traces_are_made_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ def test_limits_are_those_of_the_settings(page: str) -> None:
     part = _part(page, "Limits")
     plain = ServerSettings(model="m")
     assert f"{plain.body_bytes >> 20} MiB, sent within {plain.body_s:g} s" in part
-    for name in ("prompts", "choices", "waiting", "request_s", "drain_s"):
+    assert f"{plain.head_bytes >> 10} KiB, sent within {plain.head_s:g} s" in part
+    for name in ("prompts", "choices", "waiting", "request_s", "drain_s", "unread_s"):
         assert re.search(rf"\| {getattr(plain, name):g}( s)? \| `{name}`", part), name
 
 

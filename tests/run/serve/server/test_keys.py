@@ -47,6 +47,22 @@ def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert keys.holder("Bearer 0123456780") is None
 
 
+def test_a_key_is_taken_whole_whatever_it_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nann: 12345678#90  # with a remark\n")
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "bob: abcdefgh\nijklmnop,\nqrst#uvwx\n")
+    keys = read_keys(file, "MESHWRIGHT_API_KEYS")
+    assert len(keys) == 4
+    for key in ("12345678#90", "abcdefgh", "ijklmnop", "qrst#uvwx"):
+        assert keys.holder(f"Bearer {key}") is not None
+    assert keys.holder("Bearer 12345678") is None
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "abcdefgh\tijklmnop")
+    with pytest.raises(InputError, match="without spaces"):
+        read_keys(None, "MESHWRIGHT_API_KEYS")
+
+
 @pytest.mark.parametrize("text", ["", "# none\n", "ann: short\n", "ann: two words here\n"])
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
@@ -146,6 +162,17 @@ def test_several_engines_change_together() -> None:
         assert send(served.url, "/wake_up", {}).json == {"is_sleeping": False}
         assert send(served.url, "/update_weights", {"path": "new"}).status == 200
         assert [engine.path for engine in engines] == ["new", "new"]
+
+
+def test_the_access_log_names_what_broke_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "meshwright.access"), serving() as (served, engine):
+        send(served.url, TEXT, {"prompt": "a"})
+        send(served.url, TEXT, {"prompt": 1})
+        engine.fails_at = 3
+        send(served.url, TEXT, {"prompt": "hello", "stream": True})
+    lines = [json.loads(record.message) for record in caplog.records]
+    told = [(line["status"], line.get("error")) for line in lines]
+    assert told == [(200, None), (400, "invalid_type"), (200, "engine_error")]
 
 
 def test_the_access_log_holds_no_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -128,6 +128,11 @@ def test_browsers_may_call_from_where_they_are_let(served: Served) -> None:
     with serving(origins=("https://a.example",)) as (open_one, _):
         got = send(open_one.url, TEXT, method="OPTIONS", headers=asked)
         assert got.headers["access-control-allow-origin"] == "https://a.example"
+        got = send(open_one.url, "/v1/models", headers={"origin": "https://a.example"})
+        assert "retry-after" in got.headers["access-control-expose-headers"]
+        # As OpenAI's client in a page asks.
+        asked["access-control-request-headers"] = "authorization,content-type,x-stainless-os"
+        assert send(open_one.url, TEXT, method="OPTIONS", headers=asked).status == 200
         asked["origin"] = "https://b.example"
         assert send(open_one.url, TEXT, method="OPTIONS", headers=asked).status == 400
 

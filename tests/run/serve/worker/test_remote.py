@@ -169,6 +169,31 @@ def test_an_engine_is_closed_at_once_also_while_another_process_starts(
     assert time.monotonic() - began_s < 40
 
 
+async def _silences(folder: Path) -> list[str]:
+    engine = RemoteEngine(folder, EngineSettings(device="cpu"), stuck_s=0.5)
+    found = [engine.ill()]
+    await asyncio.sleep(0.6)  # nobody asks, and it says nothing
+    asked = engine.answer(Ask(prompt=PROMPT))
+    found.append(engine.ill())
+    await asyncio.sleep(0.6)
+    found.append(engine.ill())
+    await asked.aclose()
+    found.append(engine.ill())
+    await engine.close()
+    return found
+
+
+def test_an_engine_is_stuck_once_who_asks_hears_nothing_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MORTAL", str(tmp_path / "born"))
+    monkeypatch.setattr(remote, "EngineProcess", Mortal)
+    began, asked, later, given_up = asyncio.run(_silences(tmp_path))
+    assert (began, asked) == ("", "")
+    assert "not been heard for 1 s" in later
+    assert "not been heard" in given_up, "who gave up waiting has not mended it"
+
+
 @pytest.mark.slow
 def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json"):

@@ -89,15 +89,20 @@ def serve_app(
                 CORSMiddleware,
                 allow_origins=list(settings.origins),
                 allow_methods=["GET", "POST"],
-                allow_headers=["authorization", "content-type", "x-request-id"],
+                # Clients for browsers send headers of their own: OpenAI's has a dozen.
+                allow_headers=["*"],
+                expose_headers=["retry-after", "x-request-id"],
             )
         )
     app = Starlette(
         routes=routes,
         middleware=middleware,
         lifespan=lifespan,
-        exception_handlers={HTTPException: _strange, Fault: _fault, Exception: _broken},
+        exception_handlers={HTTPException: _strange, Fault: _fault},
     )
+    # A redirect would name this server as it sees itself, which behind a proxy with certificates is
+    # an address without: a client that follows it shows its key to everybody on the way.
+    app.router.redirect_slashes = False
     app.state.desk = desk
     return app
 
@@ -219,8 +224,3 @@ def _strange(request: Request, error: Exception) -> Response:
         error.status_code, error.detail
     )
     return Fault(error.status_code, message).response(error.headers)
-
-
-def _broken(_request: Request, _error: Exception) -> Response:
-    """Answer when the server itself is at fault; the log has the details, the client has not."""
-    return Fault(500, "The server failed; its log says why").response()

@@ -180,7 +180,7 @@ def bounded(
         raise refused(f"`{param}` has no tokens: give at least one", param)
     if len(prompt) > most:
         raise refused(
-            f"`{param}` has {len(prompt)} tokens; at most {most} are taken here",
+            f"{_context(length)} `{param}` has {len(prompt)}; at most {most} are taken here",
             param,
             "context_length_exceeded",
         )
@@ -190,14 +190,18 @@ def bounded(
         wanted = min(default, left)
     if wanted is not None and wanted > left:
         raise refused(
-            f"`{limit}` is {wanted}, but a prompt of {len(prompt)} tokens leaves {left} of"
-            f" the {length} that this model has room for",
+            f"{_context(length)} `{limit}` is {wanted}; a prompt of {len(prompt)} leaves {left}",
             limit,
             "context_length_exceeded",
         )
     if sampling.min_tokens > (left if wanted is None else wanted):
         raise refused(f"`min_tokens` is {sampling.min_tokens}, more than may come", "min_tokens")
     return msgspec.structs.replace(sampling, max_tokens=left if wanted is None else wanted)
+
+
+def _context(length: int) -> str:
+    """Say how much there is room for, in the words by which clients know such an error."""
+    return f"This model's maximum context length is {length} tokens."
 
 
 async def prompts_of(

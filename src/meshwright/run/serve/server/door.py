@@ -9,6 +9,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from meshwright.run.serve.server.faults import Fault
 from meshwright.run.serve.server.metrics import Figures
 from meshwright.run.serve.server.traffic import Call
 
@@ -50,8 +51,10 @@ class Door:
         try:
             await self._app(scope, receive, send_named)
         except Exception:
-            # Whoever stands further out answers with it.
-            status = status or 500
+            if not status:
+                # The log has the details, which are no business of the client's.
+                broken = Fault(500, "The server failed; its log says why").response()
+                await broken(scope, receive, send_named)
             raise
         finally:
             self._figures.under_way -= 1
@@ -83,4 +86,6 @@ def _tell(scope: Scope, name: str, path: str, status: int, took_s: float) -> Non
             line["key"] = call.tenant
         if call.gone:
             line["left"] = True
+        elif call.fault is not None:
+            line["error"] = call.fault.told()
     ACCESS.info(msgspec.json.encode(line).decode())

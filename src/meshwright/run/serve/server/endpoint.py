@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import Fault, unreadable
 from meshwright.run.serve.server.keys import Keys
+from meshwright.run.serve.server.spans import Span, tell_fault
 from meshwright.run.serve.server.streams import send_events
 from meshwright.run.serve.server.traffic import Call
 
@@ -71,25 +72,37 @@ class Endpoint(Generic[Body]):
                     pause_s=desk.settings.stream_pause_s,
                 )
         except Fault as fault:
+            call.fault = fault
             await fault.response()(scope, receive, send)
         except asyncio.CancelledError:
-            if (why := call.why()) is None:
+            call.fault = why = call.why()
+            if why is None:
                 raise
             if not call.gone:
                 await why.response()(scope, receive, send)
+        except Exception:
+            call.fault = Fault(500, "The server failed")
+            raise
         finally:
             timer.cancel()
             if watch is not None:
                 watch.cancel()
             desk.traffic.calls.discard(call)
-            for held in call.open:
-                await held.close()
-                if span is not None:
-                    held.tell(span)
+            await self._let_go(call, span, scope["path"])
+
+    async def _let_go(self, call: Call, span: Span | None, path: str) -> None:
+        """Close what a request holds, and say on its span what it was."""
+        for held in call.open:
+            await held.close()
             if span is not None:
-                span.set_attribute("gen_ai.request.id", call.name)
-                span.set_attribute("gen_ai.response.model", desk.settings.model)
-                span.end()
+                held.tell(span)
+        if span is not None:
+            span.set_attribute("gen_ai.request.id", call.name)
+            span.set_attribute("gen_ai.response.model", self._desk.settings.model)
+            span.set_attribute("url.path", path)
+            if call.fault is not None:
+                tell_fault(span, call.fault)
+            span.end()
 
     def _decoded(self, data: bytes) -> Body:
         try:

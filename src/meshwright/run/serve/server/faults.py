@@ -53,6 +53,10 @@ class Fault(Exception):
         self.code = code
         self.retry_s = retry_s
 
+    def told(self) -> str:
+        """Return what it is called in logs and traces."""
+        return self.code or str(self.status)
+
     def encoded(self) -> bytes:
         """Return the body."""
         kind = KINDS.get(self.status)

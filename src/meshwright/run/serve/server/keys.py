@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from meshwright.errors import InputError, Problem
 
 SHORTEST = 8
 """A shorter key is a slip, not a secret."""
+REMARK = re.compile(r"(?:^|\s)#.*")
+"""What a line says beside its key; one within a word is a part of the key."""
 
 
 class Keys:
@@ -36,8 +39,11 @@ class Keys:
 
 
 def read_keys(file: Path | None, variable: str) -> Keys:
-    """Read keys from a file of lines and from an environment variable, separated by commas."""
-    lines = [(variable, part) for part in os.environ.get(variable, "").split(",")]
+    """Read keys from a file of lines and from an environment variable.
+
+    There they are separated by commas, or by lines, as secrets that are made of such a file are.
+    """
+    lines = [(variable, part) for part in re.split(r"[,\n]", os.environ.get(variable, ""))]
     if file is not None:
         try:
             text = file.read_text(encoding="utf-8")
@@ -46,7 +52,7 @@ def read_keys(file: Path | None, variable: str) -> Keys:
                 [Problem(str(file), f"cannot be read: {error}", "give a text file of keys")]
             ) from None
         lines += [
-            (f"{file}:{number}", line.partition("#")[0])
+            (f"{file}:{number}", REMARK.sub("", line))
             for number, line in enumerate(text.splitlines(), start=1)
         ]
     given = [(where, line.strip()) for where, line in lines if line.strip()]
@@ -62,7 +68,7 @@ def _named(where: str, line: str, at: int) -> tuple[str, str]:
     if not colon:
         name, key = f"key{at}", line
     key = key.strip()
-    if len(key) < SHORTEST or not key.isascii() or " " in key:
+    if len(key) < SHORTEST or not key.isascii() or len(key.split()) > 1:
         what = f"a key needs at least {SHORTEST} characters of ASCII without spaces"
         raise InputError([Problem(where, what, "make one with `openssl rand -hex 24`")])
     return name.strip(), key

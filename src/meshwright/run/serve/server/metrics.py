@@ -131,6 +131,7 @@ class Figures(Collector):
         yield family
 
     def _gauges(self, gauges: Gauges) -> Iterator[Metric]:
+        healthy = 0 if self._engine.ill() else 1
         rows = [
             (
                 "vllm:num_requests_running",
@@ -145,8 +146,14 @@ class Figures(Collector):
             ),
             (
                 "meshwright:healthy",
-                "1 while the engine makes progress, 0 while it does not.",
-                0 if self._engine.ill() else 1,
+                "1 while requests are answered, 0 while no engine makes progress.",
+                healthy,
+            ),
+            ("meshwright:engines", "Engines that share the requests.", gauges.engines),
+            (
+                "meshwright:engines_well",
+                "Those of them that make progress.",
+                healthy if gauges.well is None else gauges.well,
             ),
             ("meshwright:requests_under_way", "Requests that the server works on.", self.under_way),
         ]

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from meshwright.errors import MissingPart
+from meshwright.run.serve.server.connection import connection_of
 from meshwright.run.serve.server.desk import Desk
 from meshwright.run.serve.server.settings import ServerSettings
 
@@ -96,6 +97,7 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
         timeout_keep_alive=75,
         backlog=4096,
         lifespan="on",
+        http=connection_of(settings),
         ws="none",
     )
     return _Server(config, app.state.desk, settings.drain_s)

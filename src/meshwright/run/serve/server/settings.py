@@ -37,6 +37,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     body_bytes: int = 16 * 2**20
     """The largest body of a request."""
+    head_bytes: int = 64 * 2**10
+    """The largest head of a request: its address and its headers."""
     prompt_tokens: int | None = None
     """The longest prompt; None leaves it to the model's context."""
     prompts: int = 256
@@ -49,6 +51,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The longest a request may take, from its first byte to its last."""
     body_s: float = 30.0
     """The longest a client may take to send a body."""
+    head_s: float = 30.0
+    """The longest a client may take to send a head, from its connection on."""
+    unread_s: float = 60.0
+    """The longest a client may read nothing of an answer that waits for it."""
     drain_s: float = 60.0
     """How long requests under way may go on after the signal to end."""
 
@@ -69,12 +75,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             [] if self.model else [Problem("model", "is empty", "name the model")],
             whole("port", self.port, least=0, most=65535),
             whole("body_bytes", self.body_bytes),
+            whole("head_bytes", self.head_bytes),
             whole("prompts", self.prompts),
             whole("choices", self.choices, most=128),
             whole("waiting", self.waiting),
             [] if self.prompt_tokens is None else whole("prompt_tokens", self.prompt_tokens),
             real("request_s", self.request_s, 0.001, 1e9),
             real("body_s", self.body_s, 0.001, 1e9),
+            real("head_s", self.head_s, 0.001, 1e9),
+            real("unread_s", self.unread_s, 0.001, 1e9),
             real("drain_s", self.drain_s, 0, 1e9),
             real("stream_pause_s", self.stream_pause_s, 0, 10),
             self._clashes(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from meshwright.errors import MissingPart
+from meshwright.run.serve.server.faults import Fault
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -17,6 +18,9 @@ class Span(Protocol):
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Say something of it."""
+
+    def set_status(self, status: Any, description: str | None = None) -> None:
+        """Say how it ended."""
 
     def end(self) -> None:
         """Say that it is over."""
@@ -40,6 +44,15 @@ class Spans:
             "llm_request", context=self._propagator.extract(told), kind=self._kind
         )
         return span
+
+
+def tell_fault(span: Span, fault: Fault) -> None:
+    """Say on a request's span what went wrong; only what the server is to blame for is an error."""
+    from opentelemetry.trace import StatusCode
+
+    span.set_attribute("error.type", fault.told())
+    if fault.status >= 500:
+        span.set_status(StatusCode.ERROR, fault.message)
 
 
 def spans_from_environment() -> Spans | None:

@@ -107,6 +107,7 @@ async def send_events(
     except Exception:
         LOG.exception("request %s failed", call.name)
         fault = Fault(500, "The server failed; its log says why")
+    call.fault = fault
     if not call.gone:
         last = b"" if fault is None else b"data: %b\n\n" % fault.encoded() + DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -40,6 +40,8 @@ class Call:
         """Why it has to end before its time."""
         self.gone = False
         """Whether its client is."""
+        self.fault: Fault | None = None
+        """What went wrong with it, also where its status was out already."""
         self.fields: Mapping[str, str] = {}
         """What it calls things that the engine has other names for."""
         self.prompt_tokens = 0

@@ -42,6 +42,7 @@ class Reply:
         self._last_at = [0.0] * ask.sampling.n
         self._open = ask.sampling.n
         self._end = "abort"
+        self._fault: Fault | None = None
         self._closed = False
         self._pieces: AsyncIterator[Piece] = engine.answer(ask)
         self._next = self._pieces.__anext__
@@ -54,6 +55,8 @@ class Reply:
 
     async def some(self) -> Sequence[Piece]:
         """Return the next pieces: at least one, or none where the answer is whole."""
+        if self._fault is not None:
+            raise self._fault
         if not self._open:
             return ()
         try:
@@ -66,16 +69,23 @@ class Reply:
             raise impossible(error, fields=self._call.fields) from None
         except MeshwrightError as error:
             self._end = "error"
-            raise Fault(503, str(error), code="engine_error") from None
+            raise Fault(503, str(error), code="engine_error", retry_s=10) from None
         now = monotonic()
-        if self._first_at is None:
+        # A request that fails before its first token has no time to it.
+        if self._first_at is None and piece.finish not in {"error", "cancelled"}:
             self._note_first(piece, now)
         self._note(piece, now)
         if self._ready is None or not (more := self._ready()):
             return (piece,)
-        for another in more:
-            self._note(another, now)
-        return (piece, *more)
+        whole = [piece]
+        try:
+            for another in more:
+                self._note(another, now)
+                whole.append(another)
+        except Fault as fault:
+            # What came before is told first.
+            self._fault = fault
+        return whole
 
     def _note_first(self, piece: Piece, now: float) -> None:
         self._first_at = now

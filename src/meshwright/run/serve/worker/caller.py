@@ -99,7 +99,11 @@ class Caller:
         """End everything under way with an error."""
         under_way, self._open = self._open, {}
         for inbox in under_way.values():
-            inbox.break_off(why)
+            if inbox.begun:
+                inbox.break_off(why)
+            else:
+                # Nobody has seen anything of it: another engine may answer.
+                inbox.refuse(EngineBroken(why))
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done():

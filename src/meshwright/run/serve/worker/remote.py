@@ -65,7 +65,9 @@ class RemoteEngine(Caller):
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
         self._unsent: list[ToWorker] = []
-        self._gauges, self._heard_s = Gauges(), time.monotonic()
+        self._gauges = Gauges()
+        self._unheard_since_s: float | None = None
+        """Since when somebody waits and the process says nothing; None where nobody does."""
         self._before = Gauges()
         """What processes that ended had counted, as far as they were heard."""
         self._why = ""
@@ -106,9 +108,10 @@ class RemoteEngine(Caller):
         if self._why or self._stale:
             return self._why or self._stale
         self._listen()
-        silent_s = time.monotonic() - self._heard_s
-        if (self._open or self._calls) and silent_s > self._stuck_s:
-            return f"the engine has not been heard for {silent_s:.0f} s"
+        if self._unheard_since_s is not None:
+            silent_s = time.monotonic() - self._unheard_since_s
+            if silent_s > self._stuck_s:
+                return f"the engine has not been heard for {silent_s:.0f} s"
         return ""
 
     async def close(self) -> None:
@@ -159,8 +162,8 @@ class RemoteEngine(Caller):
     async def _heard_out(self) -> str:
         """Listen to the process until it ends; return why it did."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.process.socket)
-        self._why, self._heard_s, frames = "", time.monotonic(), self.process.frames
-        self._stale = ""
+        frames = self.process.frames
+        self._why = self._stale = ""
         if self._deaths and self._renewed:
             self._renew_again()
         for message in self._unsent:
@@ -168,9 +171,11 @@ class RemoteEngine(Caller):
         self._unsent = []
         try:
             while data := await reader.read(1 << 20):
-                self._heard_s = time.monotonic()
                 for body in frames.add(data):
                     self._hear(from_worker.decode(body))
+                # Who gave up in a silence does not end it, so only what is heard sets this back.
+                waits = self._open or self._calls
+                self._unheard_since_s = time.monotonic() if waits else None
         except OSError:
             pass
         finally:
@@ -201,11 +206,14 @@ class RemoteEngine(Caller):
         self._listen()
 
     def _send(self, message: ToWorker) -> None:
+        if self._unheard_since_s is None:
+            # An engine that nobody asks says nothing, which is no silence.
+            self._unheard_since_s = time.monotonic()
         if self._writer is None:
             self._unsent.append(message)
         elif not self._writer.is_closing():
             self._writer.write(framed(message))
 
     def _fail(self, why: str) -> None:
-        self._why, self._unsent = why, []
+        self._why, self._unsent, self._unheard_since_s = why, [], None
         super()._fail(why)

@@ -1,0 +1,146 @@
+"""`Connection`: what a client may hold of the server by doing nothing, and HTTP/1.1 for all.
+
+A head that comes slowly or has no end, and an answer that is not read, would each hold a
+connection, and with it a request's place and memory, for as long as the client likes.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from meshwright.run.serve.server.faults import Fault
+from meshwright.run.serve.server.settings import ServerSettings
+
+_UPGRADE = re.compile(rb"(\r\n)u(pgrade:)", re.IGNORECASE)
+
+
+class Connection(HttpToolsProtocol):
+    """A connection whose client has to send heads, and read answers, within bounds."""
+
+    settings: ServerSettings
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._in_head = True
+        """Whether the end of a request's head is waited for."""
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the head of the first request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        _stop(self._head_timer)
+        _stop(self._unread_timer)
+        super().connection_lost(exc)
+
+    # What a client sends.
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, unless a head has become too long."""
+        in_head = self._in_head
+        super().data_received(_staying(data) if in_head or self._is_free() else data)
+        if self._in_head and in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.settings.head_bytes and not self.transport.is_closing():
+                self._refuse_head()
+        elif not self._in_head and self._is_free() and self.timeout_keep_alive_task is None:
+            # Empty lines before a request begin none, and must not keep a connection open.
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        """Wait for the rest of a head; that of the first request since the connection was made."""
+        super().on_message_begin()
+        if not self._in_head:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """Begin with a request."""
+        self._in_head = False
+        _stop(self._head_timer)
+        super().on_headers_complete()
+
+    def _is_free(self) -> bool:
+        under_way: RequestResponseCycle | None = self.cycle  # none before the first request
+        return under_way is None or under_way.response_complete
+
+    def _await_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        _stop(self._head_timer)
+        self._head_timer = self.loop.call_later(self.settings.head_s, self._late_head)
+
+    def _late_head(self) -> None:
+        if self._is_free():
+            self.transport.close()
+        else:
+            # It is sent behind a request that is answered still, which is no reason to end that.
+            self._head_timer = self.loop.call_later(self.settings.head_s, self._late_head)
+
+    def _refuse_head(self) -> None:
+        if not self._is_free():
+            self.transport.abort()
+            return
+        most = self.settings.head_bytes
+        body = Fault(431, f"The head is larger than {most} bytes", code="head_too_large").encoded()
+        head = (
+            "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    # What it is sent.
+
+    def pause_writing(self) -> None:
+        """Write no more until the client has read, which it has to do in time."""
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        """Write again."""
+        _stop(self._unread_timer)
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection that no further request comes on."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # to close it would be to wait for the client
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _await_reading(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self.settings.unread_s, self._unread, left)
+
+    def _unread(self, before: int) -> None:
+        """Let go of a client that has read nothing; a slow one may go on."""
+        if self.transport.get_write_buffer_size() < before:
+            self._await_reading()
+        else:
+            self.transport.abort()
+
+
+def connection_of(settings: ServerSettings) -> type[Connection]:
+    """Return the connections of a server."""
+    return type("ServedConnection", (Connection,), {"settings": settings})
+
+
+def _staying(data: bytes) -> bytes:
+    """Return the head of a request without its wish for another protocol, which clients survive.
+
+    Those of Java ask for HTTP/2 with every request; the parser would take the body for that.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(rb"\1x\2", head) + data[len(head) :] if _UPGRADE.search(head) else data
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

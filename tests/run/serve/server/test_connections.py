@@ -1,0 +1,127 @@
+"""What clients hold of a server by doing nothing: little, and not for long."""
+
+import json
+import re
+import socket
+import time
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+from meshwright.run.serve.server import Served
+from tests.run.serve.server.serving import LONG, TEXT, serving, until
+from tests.run.serve.server.wire import send
+
+BEGUN = b"GET /health HTTP/1.1\r\nhost: here\r\n"
+
+
+def connected(served: Served, *, room: int | None = None) -> socket.socket:
+    """Return a connection whose client has so little room for what it does not read."""
+    line = socket.socket()
+    line.settimeout(30)
+    if room is not None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    place = urlsplit(served.url)
+    line.connect((place.hostname, place.port))
+    return line
+
+
+def rest(line: socket.socket) -> bytes:
+    parts = []
+    while part := line.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def asked(body: object) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def alone(served: Served) -> bool:
+    """Tell whether whoever asks for the figures is the only one under way."""
+    page = send(served.url, "/metrics").body
+    return re.search(rb"requests_under_way\{.*\} 1\.0", page) is not None
+
+
+def test_an_answer_that_nobody_reads_is_given_up() -> None:
+    unread = {**LONG, "n": 16, "logprobs": 5}
+    with serving(unread_s=0.3) as (served, engine):
+        with closing(connected(served, room=4096)) as line:
+            line.sendall(asked(unread))
+            until(lambda: engine.asked)
+            until(lambda: alone(served))
+        assert send(served.url, TEXT, {"prompt": "a"}).status == 200
+
+
+def test_an_answer_that_is_read_slowly_goes_on() -> None:
+    with serving(unread_s=0.3) as (served, _), closing(connected(served, room=4096)) as line:
+        line.sendall(asked({**LONG, "n": 4, "logprobs": 5}))
+        got = b""
+        until_s = time.monotonic() + 1.5
+        while time.monotonic() < until_s:
+            got += line.recv(2048)
+            time.sleep(0.01)
+        while b"[DONE]" not in got[-100:]:
+            got += line.recv(65536)
+        assert b"200 OK" in got[:100]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /he", BEGUN, b"\r\n\r\n"], ids=repr)
+def test_a_head_that_does_not_end_is_not_waited_for(sent: bytes) -> None:
+    with serving(head_s=0.2) as (served, _), closing(connected(served)) as line:
+        line.sendall(sent)
+        assert rest(line) == b""
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"GET /he"], ids=repr)
+def test_nor_is_that_of_a_second_request(sent: bytes) -> None:
+    with serving(head_s=0.2) as (served, _), closing(connected(served)) as line:
+        line.sendall(BEGUN + b"\r\n")
+        assert b"200 OK" in line.recv(4096)
+        line.sendall(sent)
+        assert rest(line) == b""
+
+
+def test_a_head_behind_a_request_that_is_answered_does_not_end_that() -> None:
+    with serving(head_s=0.1) as (served, engine), closing(connected(served)) as line:
+        engine.held = True
+        line.sendall(asked({"prompt": "hello"}) + b"GET /he")
+        until(lambda: engine.running)
+        time.sleep(0.4)
+        engine.held = False
+        got = line.recv(4096)
+        assert b"200 OK" in got
+        assert b">hello" in got
+
+
+@pytest.mark.parametrize("sent", [b"GET /", BEGUN + b"x-long: ", BEGUN + b"x: y\r\n"], ids=repr)
+def test_a_head_without_end_is_refused(sent: bytes) -> None:
+    with serving(head_bytes=1000) as (served, _), closing(connected(served)) as line:
+        line.sendall(sent)
+        line.sendall(b"x" * 1001)
+        got = rest(line)
+        assert got.startswith(b"HTTP/1.1 431 ")
+        assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "head_too_large"
+
+
+def test_bodies_are_not_counted_as_heads() -> None:
+    with serving(head_bytes=1000) as (served, _), closing(connected(served)) as line:
+        for _ in range(3):
+            line.sendall(asked({"prompt": "x" * 2000, "max_tokens": 1}))
+            assert b"200 OK" in line.recv(4096)
+
+
+@pytest.mark.parametrize("asks", [b"Upgrade: h2c", b"upgrade: websocket"], ids=repr)
+def test_who_asks_for_another_protocol_is_answered_in_this_one(asks: bytes) -> None:
+    wish = (
+        b"\r\nConnection: Upgrade, HTTP2-Settings\r\n" + asks + b"\r\nHTTP2-Settings: AAMAAABk\r\n"
+    )
+    with serving() as (served, _), closing(connected(served)) as line:
+        for text in ("hello", "there"):
+            line.sendall(asked({"prompt": text}).replace(b"\r\n", wish, 1))
+            got = line.recv(4096)
+            assert b"200 OK" in got
+            assert f">{text}".encode() in got
