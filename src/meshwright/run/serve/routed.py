@@ -5,7 +5,7 @@ that is ill gets none until it is well; where a prompt's keys and values are los
 engine that was to go on computes it anew. All of them sleep, wake and take new weights together.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -35,6 +35,10 @@ class _Changed:
     def asleep(self) -> bool:
         """Tell whether any of them sleeps."""
         return self._together.asleep()
+
+    def sleep_level(self) -> int:
+        """Return how deep the deepest of them sleeps."""
+        return self._together.sleep_level()
 
     async def update_weights(self, path: str) -> None:
         """Let all engines read the weights of a folder in place of the present ones."""
@@ -250,4 +254,19 @@ def joined(gauges: Sequence[Gauges]) -> Gauges:
     now = {name: sum(getattr(each, name) for each in gauges) for name in ("running", "waiting")}
     idle = [each.idle_s for each in gauges if each.idle_s is not None]
     usage = sum(each.kv_usage for each in gauges) / len(gauges)
-    return Gauges(kv_usage=usage, idle_s=max(idle, default=None), **now, **counted(gauges))
+    there = next((each for each in gauges if each.blocks), Gauges())
+    return Gauges(
+        kv_usage=usage,
+        idle_s=max(idle, default=None),
+        blocks=sum(each.blocks for each in gauges),
+        block_tokens=there.block_tokens,
+        prefix_cache=there.prefix_cache,
+        running_adapters=_all(each.running_adapters for each in gauges),
+        waiting_adapters=_all(each.waiting_adapters for each in gauges),
+        **now,
+        **counted(gauges),
+    )
+
+
+def _all(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted({name for each in names for name in each}))

@@ -65,7 +65,7 @@ class RemoteEngine(Caller):
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
         self._unsent: list[ToWorker] = []
-        self._gauges, self._heard_s = Gauges(), time.monotonic()
+        self._gauges, self._heard_s = self.ready.gauges, time.monotonic()
         self._before = Gauges()
         """What processes that ended had counted, as far as they were heard."""
         self._why = ""
@@ -154,6 +154,7 @@ class RemoteEngine(Caller):
                 LOG.error(self._why)
                 return
             self.ready, self._asleep = self.process.ready, frozenset()
+            self._gauges = self.ready.gauges
             LOG.warning("the engine's process is there again")
 
     async def _heard_out(self) -> str:
