@@ -9,6 +9,7 @@ from meshwright.run.serve.server import Served
 from meshwright.run.serve.server.bodies import ChatBody
 from meshwright.run.serve.server.nulls import without_nulls
 from tests.run.serve.server.pretend import PretendEngine
+from tests.run.serve.server.serving import serving
 from tests.run.serve.server.wire import send
 
 CHAT = "/v1/chat/completions"
@@ -281,3 +282,18 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(
     assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 3)
     got = send(served.url, "/v1/completions", {"prompt": prompt, "max_tokens": 16})
     assert (got.status, got.error["param"]) == (400, "max_tokens")
+
+
+def test_a_change_that_failed_is_told_and_the_engine_answers_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wake(_: object) -> None:
+        raise EngineBroken("it cannot wake, and sleeps on: out of memory")
+
+    with serving(admin=True) as (served, engine):
+        monkeypatch.setattr(engine, "wake", wake)
+        got = send(served.url, "/wake_up", {})
+        assert got.status == 503
+        assert got.error["code"] == "failed"
+        assert "sleeps on: out of memory" in got.error["message"]
+        assert send(served.url, TEXT, {"prompt": "a"}).status == 200
