@@ -122,11 +122,16 @@ class Caller:
     async def _call(self, call: Call) -> Done:
         self._require(call.what)
         try:
-            return await self._begun(call)
+            return await self._settled(call, self._begun(call))
         except asyncio.CancelledError:
             if self._calls.pop(call.number, None) is not None:
                 self._send(Cancel(call.number))
             raise
+
+    async def _settled(self, call: Call, done: "asyncio.Future[Done]") -> Done:
+        """Wait for the end of a call that was sent."""
+        del call
+        return await done
 
     def _begun(self, call: Call) -> "asyncio.Future[Done]":
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()

@@ -68,7 +68,7 @@ class EngineProcess:
                 with listening:
                     self.socket = self._accepted(listening)
             except BaseException:
-                self._kill()
+                self.kill()
                 raise
         try:
             self.socket.settimeout(start_s)
@@ -100,7 +100,7 @@ class EngineProcess:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
         self._clear()
 
     def last_words(self) -> str:
@@ -153,7 +153,7 @@ class EngineProcess:
         what = f"the engine's process {self.pid} was not ready within {self._start_s:g} s"
         return NotStarted(f"{what}, and was ended: look at what it said above, or raise start_s")
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """End the process by force, with the ranks it started."""
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
