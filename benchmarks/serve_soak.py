@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -40,6 +40,8 @@ SETUPS = {
 """Flags, requests, and how many bytes a request may leave. Caches of two engines fill up later."""
 ALLOCATOR = "jemalloc_bg_thd"
 """A thread that comes and goes with the memory's allocator, where that is jemalloc."""
+CLOSE_WAIT = "08"
+"""Of `include/net/tcp_states.h` of Linux."""
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 OPEN = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
@@ -135,14 +137,41 @@ def _held(pid: int, url: str, requests: int) -> Held:
         if not any(opened):
             break
         time.sleep(0.25)
-    memory = files = threads = 0
-    for process in _family(pid):
+    memory = threads = 0
+    family = _family(pid)
+    files = open_files(family)
+    for process in family:
         status = Path(f"/proc/{process}/status").read_text()
         facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         memory += int(facts["VmRSS"].split()[0]) * 1024
         threads += sum(_named(thread) != ALLOCATOR for thread in _threads(process))
-        files += len(list(Path(f"/proc/{process}/fd").iterdir()))
     return Held(requests, memory, files, threads, opened)
+
+
+def open_files(processes: Iterable[int], wait_s: float = 5.0) -> int:
+    """Count open files, once connections that their clients left are closed, or after a while.
+
+    The last of these is the one that has just asked for figures: a busy server takes some time to
+    see that it was left, and holds nothing by that.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        found = [file for process in processes for file in _files(process)]
+        if not _left().intersection(found) or time.monotonic() > until_s:
+            return len(found)
+        time.sleep(0.02)
+
+
+def _files(process: int) -> Iterator[str]:
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # it may be closed meanwhile
+            yield str(file.readlink())
+
+
+def _left() -> set[str]:
+    """Return the sockets whose other ends have gone, as `/proc` names them."""
+    rows = (row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {f"socket:[{row[9]}]" for row in rows if row[3] == CLOSE_WAIT}
 
 
 def _opened(url: str) -> tuple[float, ...]:

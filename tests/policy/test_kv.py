@@ -23,6 +23,15 @@ def test_a_promise_takes_from_what_is_spare_before_any_block_is_drawn() -> None:
     assert pool.spare == 2
 
 
+def test_a_pool_is_made_at_once_however_many_blocks_it_has() -> None:
+    pool = BlockPool(10**15)
+    first, then = drawn(pool, 3), drawn(pool, 2)
+    assert first + then == [0, 1, 2, 3, 4]
+    pool.release(first)
+    assert drawn(pool, 5) == [0, 1, 2, 5, 6], "those that were let go of come first"
+    assert (pool.holders(6), pool.holders(7), pool.held) == (1, 0, 7)
+
+
 def test_more_than_there_is_cannot_be_promised() -> None:
     with pytest.raises(AssertionError, match="more blocks are promised"):
         BlockPool(2).promise(3)

@@ -23,15 +23,17 @@ class BlockPool:
     """Blocks numbered from 0."""
 
     __slots__ = (
-        "_free", "_holders", "_idle", "_keys", "_named", "evictions", "promised", "size", "spare",
+        "_holders", "_idle", "_keys", "_left", "_named", "evictions", "promised", "size", "spare",
     )  # fmt: skip
 
     def __init__(self, size: int) -> None:
         self.size = self.spare = size
         """Blocks there are, and those of them that can still be promised."""
-        # The last is drawn first: small numbers lie together at the start.
-        self._free = list(range(size - 1, -1, -1))
-        self._holders = [0] * size
+        # The last is drawn first, and then those that never were, by their numbers: these stand
+        # nowhere, as a pool may have millions of blocks and a simulation draws none.
+        self._left: list[int] = []
+        self._holders: list[int] = []
+        """Of each block that ever was drawn."""
         self._keys: dict[int, Hashable] = {}
         self._named: dict[Hashable, int] = {}
         # A plain dictionary looks ever longer for its first key, the more were taken from there.
@@ -48,7 +50,7 @@ class BlockPool:
 
     def holders(self, block: int) -> int:
         """Count the sequences that hold a block."""
-        return self._holders[block]
+        return self._holders[block] if block < len(self._holders) else 0
 
     def promise(self, count: int) -> None:
         """Keep blocks for somebody; the caller has looked whether there are as many to `spare`."""
@@ -56,8 +58,9 @@ class BlockPool:
         self.promised += count
         self.spare -= count
         # Now, not when they are drawn: what is found later must not depend on who draws.
-        if self.promised > len(self._free):
-            self._evict(self.promised - len(self._free))
+        free = len(self._left) + self.size - len(self._holders)
+        if self.promised > free:
+            self._evict(self.promised - free)
 
     def forgo(self, count: int) -> None:
         """Take a promise back."""
@@ -69,12 +72,15 @@ class BlockPool:
         """Return promised blocks, each held once."""
         assert count <= self.promised, "blocks are drawn that were not promised"
         self.promised -= count
-        free = self._free
-        drawn = free[len(free) - count :]
-        del free[len(free) - count :]
+        left, holders = self._left, self._holders
+        again = min(count, len(left))
+        drawn = left[len(left) - again :]
+        del left[len(left) - again :]
         drawn.reverse()
         for block in drawn:
-            self._holders[block] = 1
+            holders[block] = 1
+        drawn += range(len(holders), len(holders) + count - again)
+        holders += [1] * (count - again)
         return drawn
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
@@ -114,22 +120,22 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of a sequence's blocks."""
-        holders, keys, free, idle = self._holders, self._keys, self._free, self._idle
+        holders, keys, left, idle = self._holders, self._keys, self._left, self._idle
         spare = 0
         # A beginning is of more use than what follows it, so its end is used again first.
         for block in reversed(blocks):
-            left = holders[block] = holders[block] - 1
-            if not left:
+            others = holders[block] = holders[block] - 1
+            if not others:
                 spare += 1
                 if block in keys:
                     idle[block] = None
                 else:
-                    free.append(block)
+                    left.append(block)
         self.spare += spare
 
     def forget(self) -> None:
         """Name nothing any more: the weights that made these keys and values have changed."""
-        self._free += self._idle
+        self._left += self._idle
         self._idle.clear()
         self._keys.clear()
         self._named.clear()
@@ -139,7 +145,7 @@ class BlockPool:
         for _ in range(count):
             block, _ = next_idle(last=False)
             del named[keys.pop(block)]
-            self._free.append(block)
+            self._left.append(block)
         self.evictions += count
 
 

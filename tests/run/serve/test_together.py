@@ -228,6 +228,26 @@ def test_an_engine_with_some_of_its_new_weights_answers_nothing(
     run(work())
 
 
+def test_how_deep_engines_sleep_follows_their_weights(folders: tuple[Path, Path]) -> None:
+    async def work() -> None:
+        settings = EngineSettings(limits=LIMITS, device="cpu", max_length=64)
+        started = start_engine(folders[0], settings)
+        routed = Routed([EngineLoop(started.engine, started.upkeep)])
+        assert routed.sleep_level() == 0
+        for level, deep in ((1, 1), (2, 2), (1, 2)):
+            await routed.sleep(level)
+            assert routed.sleep_level() == deep, "what is gone does not come back by itself"
+        await routed.wake(["weights"])
+        assert routed.sleep_level() == 1, "only its cache sleeps"
+        await routed.wake(["cache"])
+        assert routed.sleep_level() == 0
+        await routed.sleep(1)
+        assert routed.sleep_level() == 1
+        await routed.close()
+
+    run(work())
+
+
 def test_engines_of_a_model_take_its_new_weights(folders: tuple[Path, Path]) -> None:
     async def work() -> None:
         settings = EngineSettings(limits=LIMITS, device="cpu", max_length=64)

@@ -1,14 +1,11 @@
 """A run over several ranks leaves a timeline, and keeps it from sitting to sitting."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="trains on gloo ranks")
-
-import torch.distributed as dist
 
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
@@ -19,23 +16,19 @@ from meshwright.run.train.profile import ChosenSteps
 from meshwright.run.train.recording import PROFILE, make_room, recorded
 from meshwright.spec.layout import Layout
 from meshwright.timeline import read
+from tests.run.parallel.meeting_place import leave_to_meet_again
 from tests.run.train.tiny import job_data, tiny_job
 
 
-def train_rank(data: dict[str, Any], folder: Path, port: int, until: int, profile: bool) -> None:
+def train_rank(data: dict[str, Any], folder: Path, until: int, profile: bool) -> None:
     """Train as one process of those that a launcher starts."""
-    rank = dist.get_rank()
-    dist.destroy_process_group()
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    environment = leave_to_meet_again()
     chosen = ChosenSteps(2, 2) if profile else None
-    environment = place | {"MASTER_ADDR": "127.0.0.1"}
     train(read_job(data), folder, until=until, profile=chosen, environment=environment)
 
 
 def train_on_two(data: dict[str, Any], folder: Path, *, until: int, profile: bool = False) -> None:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-    launch(2, train_rank, data, folder, port, until, profile)
+    launch(2, train_rank, data, folder, until, profile)
 
 
 def names_of(folder: Path, rank: int) -> list[str]:

@@ -1,6 +1,7 @@
 """What is judged of a run: its steps from `metrics.jsonl`, and its step as it was predicted."""
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Rows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._place = 0
+        self._place = self._lines = 0
         self._file = 0
         self._last = 0
 
@@ -56,14 +57,19 @@ class Rows:
         with file:
             status = self._path.stat()
             if status.st_ino != self._file or status.st_size < self._place:
-                self._file, self._place = status.st_ino, 0
+                self._file, self._place, self._lines = status.st_ino, 0, 0
             file.seek(self._place)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._place += len(line)
+                self._place, self._lines = self._place + len(line), self._lines + 1
                 row = _read(line)
-                if row is not None and row["step"] > self._last:
+                if row is None and not line.isspace():
+                    what = (
+                        f"{self._path}: line {self._lines} is damaged, and its step is not judged"
+                    )
+                    warnings.warn(what, stacklevel=2)
+                elif row is not None and _has_time(row) and row["step"] > self._last:
                     self._last = row["step"]
                     yield row
 
@@ -73,9 +79,12 @@ def _read(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        return None
-    return row if isinstance(row.get("step_s"), float | int) else None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _has_time(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row is that of a step, and not of an evaluation after one."""
+    return isinstance(row.get("step_s"), float | int)
 
 
 def step_of(row: Mapping[str, Any]) -> StepTimes:

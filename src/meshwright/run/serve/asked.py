@@ -173,6 +173,13 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0
     idle_s: float | None = None
     """Seconds since the last step ended while requests are there; None where none are."""
+    blocks: int = 0
+    """Blocks of keys and values that there are; 0 where no engine is there to have any."""
+    block_tokens: int = 0
+    prefix_cache: bool = False
+    running_adapters: tuple[str, ...] = ()
+    """LoRA adapters of requests that have a place, and of those that wait for one."""
+    waiting_adapters: tuple[str, ...] = ()
     more: dict[str, Any] = {}
 
     def after(self, before: "Gauges") -> "Gauges":

@@ -58,6 +58,9 @@ class Sleeps(Protocol):
     def asleep(self) -> bool:
         """Tell whether any part of it sleeps."""
 
+    def sleep_level(self) -> int:
+        """Return how deep it sleeps: 0 not at all, 2 where its weights are nowhere, else 1."""
+
 
 @runtime_checkable
 class Renews(Protocol):

@@ -7,7 +7,7 @@ of them sleep, wake and take new weights together.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -41,6 +41,10 @@ class _Changed:
     def asleep(self) -> bool:
         """Tell whether any of them sleeps."""
         return self._together.asleep()
+
+    def sleep_level(self) -> int:
+        """Return how deep the deepest of them sleeps."""
+        return self._together.sleep_level()
 
     async def update_weights(self, path: str) -> None:
         """Let all engines read the weights of a folder in place of the present ones."""
@@ -308,11 +312,21 @@ def gauges_of(engines: Sequence[Serves]) -> Gauges:
     gauges = [engine.gauges() for engine in engines]
     now = {name: sum(getattr(each, name) for each in gauges) for name in ("running", "waiting")}
     idle = [each.idle_s for each in gauges if each.idle_s is not None]
+    there = next((each for each in gauges if each.blocks), Gauges())
     return Gauges(
         engines=len(engines),
         well=sum(not engine.ill() for engine in engines),
         kv_usage=sum(each.kv_usage for each in gauges) / len(gauges),
         idle_s=max(idle, default=None),
+        blocks=sum(each.blocks for each in gauges),
+        block_tokens=there.block_tokens,
+        prefix_cache=there.prefix_cache,
+        running_adapters=_all(each.running_adapters for each in gauges),
+        waiting_adapters=_all(each.waiting_adapters for each in gauges),
         **now,
         **counted(gauges),
     )
+
+
+def _all(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted({name for each in names for name in each}))

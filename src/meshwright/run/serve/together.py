@@ -51,6 +51,11 @@ class Together:
         """Tell whether any of them sleeps."""
         return any(isinstance(engine, Sleeps) and engine.asleep() for engine in self._engines)
 
+    def sleep_level(self) -> int:
+        """Return how deep the deepest of them sleeps; 0 where all are awake."""
+        levels = (one.sleep_level() for one in self._engines if isinstance(one, Sleeps))
+        return max(levels, default=0)
+
     async def sleep(self, level: int) -> None:
         """Let all of them give memory back."""
         async with self._one_at_a_time:

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,14 @@ def draws_long(rank: int) -> None:
 
     if rank == 0:
         Driver._train = slow  # type: ignore[method-assign]
+
+
+def wants_the_port(rank: int) -> None:
+    """Let somebody try to listen where the ranks are about to meet."""
+    if rank:
+        with suppress(OSError):
+            taken = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            taken.detach()
 
 
 def verifiers_fail(rank: int) -> None:

@@ -1,7 +1,6 @@
 """Runs of a loop over ranks of this machine, each a process that is forked."""
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from meshwright.run.parallel.collective.launch import Outcome, launch_all
 from meshwright.run.posttrain.loop import LoopSettings, run
 from meshwright.run.train.checkpoint.checkpoints import Checkpoints
 from meshwright.run.train.checkpoint.folder import read_record
+from tests.run.parallel.meeting_place import leave_to_meet_again
 
 
 class Ran(NamedTuple):
@@ -28,12 +28,10 @@ def on_ranks(
     settings: LoopSettings,
     *,
     before: Callable[[int], object] | None = None,
-    timeout_s: float = 240.0,
+    timeout_s: float = 600.0,
 ) -> list[Outcome]:
     """Run a loop on so many ranks; `before` is called on each, with its number."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return launch_all(ranks, _one, settings, port, before, timeout_s=timeout_s)
+    return launch_all(ranks, _one, settings, before, timeout_s=timeout_s)
 
 
 def first_of(outcomes: list[Outcome]) -> Ran:
@@ -61,19 +59,9 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return into
 
 
-def _one(settings: LoopSettings, port: int, before: Callable[[int], object] | None) -> Ran:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    dist.barrier()  # who leaves while another still connects is taken for dead
-    dist.destroy_process_group()  # the run forms its own
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+def _one(settings: LoopSettings, before: Callable[[int], object] | None) -> Ran:
+    rank = dist.get_rank()
+    os.environ |= leave_to_meet_again() | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     if before is not None:
         before(rank)
     outcome = run(settings)

@@ -180,6 +180,11 @@ def test_a_run_leaves_no_weights_in_memory(
     assert not list(Path("/dev/shm").glob(f"meshwright-weights-{process}-*"))
 
 
+def test_nobody_can_take_the_port_that_ranks_meet_at(tmp_path: Path) -> None:
+    given = small(folder=str(tmp_path), layout=Layout(dp=2), steps=1)
+    assert len(first_of(on_ranks(2, given, before=mishaps.wants_the_port)).rows) == 1
+
+
 def test_ranks_of_other_machines_send_their_weights_to_the_first(tmp_path: Path) -> None:
     compare(tmp_path, {"tp": 2}, before=mishaps.is_far)
 

@@ -196,6 +196,18 @@ def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:
     assert stage.fleet.is_idle, "who closes it waits for nothing"
 
 
+def test_who_fails_at_a_change_is_replaced_and_the_note_says_why(
+    staged: Callable[..., Staged],
+) -> None:
+    stage = staged()
+    stage.ask(10, near=1)
+    stage.turn()
+    stage.now(1).say(Refused(7, [], failed="version 3 broke off"))
+    stage.until_life(1, 2)
+    assert stage.lives[1][0].gone.is_set()
+    assert "(pretend 1) is gone with 1 answers under way: version 3 broke off" in stage.said[0]
+
+
 @pytest.mark.parametrize("others_talk", [False, True])
 def test_who_does_nothing_is_ended_and_replaced(
     staged: Callable[..., Staged], others_talk: bool

@@ -1,5 +1,8 @@
 """Whoever waits for a Ray actor has a deadline: a pretended Ray never answers."""
 
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +11,11 @@ pytest.importorskip("torch", reason="lays weights out")
 
 import msgspec
 
-from meshwright.run.posttrain.workers import links
-from meshwright.run.posttrain.workers.ray_workers import Keeper, RayLink
+from meshwright.errors import InputError
+from meshwright.run.posttrain.workers import links, ray_workers
+from meshwright.run.posttrain.workers.in_time import in_time
+from meshwright.run.posttrain.workers.ray_workers import Cluster, ClusterStuck, Keeper, RayLink
+from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import Ready, Start
@@ -47,6 +53,31 @@ class PretendedRay:
 
     def kill(self, actor: object) -> None:
         self.killed.append(actor)
+
+
+class HangingRay(PretendedRay):
+    """Does not come back from what it is called for; a cluster is never answered by itself."""
+
+    def __init__(self, *, hangs: str) -> None:
+        super().__init__()
+        self.let, self._hangs = threading.Event(), hangs
+
+    def _hang(self, what: str) -> None:
+        if what == self._hangs:
+            self.let.wait(60)
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **_: object) -> None:
+        self._hang("init")
+
+    def put(self, data: object) -> object:
+        self._hang("put")
+        return data
+
+    def shutdown(self) -> None:
+        self._hang("shutdown")
 
 
 class Method:
@@ -105,3 +136,69 @@ def test_a_process_that_cannot_be_started_may_be_another_time() -> None:
     with pytest.raises(EngineBroken, match="code 1") as found:
         link_of(PretendedRay(), told)
     assert not isinstance(found.value, NotStarted)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Cluster]]:
+    """Give a cluster of a Ray that hangs at one thing."""
+    made: list[HangingRay] = []
+
+    def cluster(hangs: str) -> Cluster:
+        made.append(HangingRay(hangs=hangs))
+        monkeypatch.setattr(ray_workers, "_ray", lambda: made[-1])
+        monkeypatch.setattr(ray_workers, "_LEAVE_S", 0.1)
+        workers = WorkerSettings(count=1, ray="10.0.0.9:6379")
+        return Cluster(workers, [START], patience_s=0.1, start_s=0.1)
+
+    yield cluster
+    for each in made:
+        each.let.set()
+
+
+def test_a_cluster_that_never_answers_is_refused_by_its_address(
+    hanging: Callable[[str], Cluster],
+) -> None:
+    with pytest.raises(InputError, match=r"no Ray cluster has answered at 10\.0\.0\.9:6379 within"):
+        hanging("init")
+
+
+def test_a_cluster_that_refuses_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(HangingRay):
+        def init(self, **_: object) -> None:
+            raise ConnectionError("ray client connection timeout\nand a stack")
+
+    monkeypatch.setattr(ray_workers, "_ray", lambda: Refusing(hangs=""))
+    with pytest.raises(InputError, match=r"workers\.ray: ray client connection timeout \(fix"):
+        Cluster(WorkerSettings(count=1, ray="ray://a:1"), [START])
+
+
+def test_a_store_that_never_takes_a_version_ends_the_wait(
+    hanging: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    (tmp_path / "source-0.weights").write_bytes(b"weights")
+
+    class Lying:
+        version = 3
+
+        def files(self) -> list[Path]:
+            return [tmp_path / "source-0.weights"]
+
+    offered: Any = Lying()
+    with pytest.raises(ClusterStuck, match=r"not taken version 3 within 0\.1 s: .*raise stall_s"):
+        hanging("put")._shelf.stored(offered)
+    names, stored = hanging("nothing")._shelf.stored(offered)
+    assert (names, [each.tobytes() for each in stored]) == (["source-0.weights"], [b"weights"])
+
+
+def test_a_cluster_that_cannot_be_left_is_left_behind(hanging: Callable[[str], Cluster]) -> None:
+    with pytest.warns(UserWarning, match="Ray has not left its cluster within"):
+        hanging("shutdown").close()
+
+
+def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
+    def breaks() -> None:
+        raise KeyError("as it is")
+
+    with pytest.raises(KeyError, match="as it is"):
+        in_time(breaks, 60.0, "a call")
+    assert in_time(lambda: None, 60.0, "a call") is None

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Sampling
-from meshwright.run.serve.engine.doing import Do, Doer
+from meshwright.run.serve.engine.doing import Do, Doer, HalfRenewed
 from meshwright.run.serve.engine.loop import EngineLoop
 from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.parcels import Parcel
+from meshwright.run.serve.worker.worker import performer
 from tests.run.serve.engine.small import engine_of
 from tests.run.serve.engine.test_engine import PROMPTS, expected
 from tests.run.serve.model.small import small
@@ -98,6 +99,47 @@ def test_an_ask_that_crosses_a_sleep_is_refused_alone(monkeypatch: pytest.Monkey
         assert loop.ill() == ""
         await loop.wake()
         assert await tokens_of(loop, ask) == expected()[1]
+        await loop.close()
+
+    run(work)
+
+
+def test_a_change_that_leaves_an_engine_as_it_was_is_told_and_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async def work() -> None:
+        loop, ask = made(), Ask(prompt=PROMPTS[1], sampling=GREEDY)
+        await loop.sleep(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.engine.runner.cache, "wake", no_memory)
+            with pytest.raises(EngineBroken, match="cannot wake, and sleeps on: out of memory"):
+                await loop.wake()
+        assert loop.asleep()
+        assert loop.ill() == ""
+        await loop.wake()
+        assert await tokens_of(loop, ask) == expected()[1]
+        await loop.close()
+
+    run(work)
+
+
+@pytest.mark.parametrize("error", [HalfRenewed("the disk is gone"), RuntimeError("of the driver")])
+def test_a_change_that_breaks_off_is_told_before_the_engine_ends(error: Exception) -> None:
+    def breaks(_: Do) -> list[float]:
+        raise error
+
+    async def work() -> None:
+        loop = made()
+        loop._worker._perform = performer(Upkeep(loop.engine, breaks))
+        told = "the disk is gone" if isinstance(error, HalfRenewed) else r"failed at it \(Runtime"
+        with pytest.raises(EngineBroken, match=told):
+            await loop.sleep(1)
+        while not loop.ill():
+            await asyncio.sleep(0.001)
+        assert "the engine broke" in loop.ill()
         await loop.close()
 
     run(work)

@@ -17,7 +17,10 @@ import torch
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.asked import Ask, Grammar, Sampling, Sink
+from meshwright.run.serve.engine import doing
 from meshwright.run.serve.engine.answer import Answer
+from meshwright.run.serve.engine.doing import Doer, Unchanged
+from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.interface import MEMORY, Memory
 from meshwright.run.serve.llm import LLM
@@ -131,6 +134,70 @@ def test_who_is_half_awake_can_sleep_again(folder: Path) -> None:
         llm.upkeep.wake()
     found = llm.generate(PROMPTS[:2], GREEDY)
     assert [list(each.choices[0].tokens) for each in found] == expected()[:2]
+
+
+def no_memory(*_: object, **__: object) -> Any:
+    raise RuntimeError("out of memory")
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    return [list(each.choices[0].tokens) for each in llm.generate(PROMPTS[:2], GREEDY)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "lacks"),
+    [
+        (MEMORY, "weights"),
+        (MEMORY, "cache"),
+        (MEMORY, "graphs"),
+        (("cache",), "cache"),
+        (("weights",), "graphs"),
+    ],
+)
+def test_who_finds_no_memory_to_wake_with_sleeps_on_and_wakes_later(
+    folder: Path, parts: tuple[Memory, ...], lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_of(folder)
+    runner, doer = llm.engine.runner, llm.upkeep.first
+    assert isinstance(runner, Runner)
+    assert isinstance(doer, Doer)
+    llm.upkeep.sleep()
+    llm.upkeep.wake([part for part in MEMORY if part not in parts])
+    with monkeypatch.context() as patch:
+        patch.setattr(doer, "_graphs", True)
+        lacking = {"weights": torch.Tensor, "cache": runner.cache, "graphs": runner}[lacks]
+        patch.setattr(
+            lacking, {"weights": "to", "cache": "_layer"}.get(lacks, "capture"), no_memory
+        )
+        with pytest.raises(Unchanged, match="it cannot wake, and sleeps on: out of memory"):
+            llm.upkeep.wake(parts)
+    held = sum(weight.numel() for weight in runner.forward.decoder.parameters())
+    assert (held == 0) == ("weights" in parts)
+    assert (not runner.cache._pools) == runner.cache.asleep == ("cache" in parts)
+    llm.upkeep.wake()
+    assert answers(llm) == expected()[:2]
+
+
+def test_who_cannot_keep_its_weights_stays_awake(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_of(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", no_memory)
+        with pytest.raises(Unchanged, match="it stays awake: out of memory"):
+            llm.upkeep.sleep()
+    assert not llm.upkeep.asleep
+    assert answers(llm) == expected()[:2]
+
+
+def test_a_folder_that_cannot_be_read_leaves_the_old_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_of(folder)
+    monkeypatch.setattr(doing, "misfits", no_memory)
+    with pytest.raises(Unchanged, match="the old weights stay: out of memory"):
+        llm.upkeep.update_weights(str(folder))
+    assert answers(llm) == expected()[:2]
 
 
 def test_new_weights_answer_and_nothing_old_is_found(folder: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class PretendEngine:
         self.closed = False
         self.steps = 0
         self.output_tokens = 0
-        self.sleeps = False
+        self.sleeps, self.level = False, 0
         self.woken: list[Memory] = []
         """What woke since it slept."""
         self.path = ""
@@ -175,6 +175,9 @@ class PretendEngine:
             steps=self.steps,
             output_tokens=self.output_tokens,
             kv_usage=0.25,
+            blocks=16,
+            block_tokens=8,
+            running_adapters=tuple({one.ask.adapter for one in self.running if one.ask.adapter}),
             more={"spare_blocks": 7, "odd name": 1, "words": "none"},
         )
 
@@ -185,7 +188,7 @@ class PretendEngine:
         self.closed = True
 
     async def sleep(self, level: int) -> None:
-        self.sleeps, self.woken = level > 0, []
+        self.sleeps, self.woken, self.level = level > 0, [], level
 
     async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
         self.woken += list(parts)
@@ -193,6 +196,9 @@ class PretendEngine:
 
     def asleep(self) -> bool:
         return self.sleeps
+
+    def sleep_level(self) -> int:
+        return self.level if self.sleeps else 0
 
     async def update_weights(self, path: str) -> None:
         if path == "nowhere":

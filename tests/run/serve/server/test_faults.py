@@ -8,12 +8,16 @@ from meshwright.run.serve.asked import Ask, Piece
 from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from meshwright.run.serve.server.bodies import ChatBody
+from meshwright.run.serve.server.nulls import without_nulls
 from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.serving import serving
 from tests.run.serve.server.wire import events, send
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
+SAID = {"type": "text", "text": "a"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 SCHEMA = {"type": "json_schema"}
 
@@ -104,6 +108,37 @@ def test_bad_input_is_refused_by_name(
         assert got.error["param"] == param, got.error
         assert got.error["message"]
         assert got.error["type"] in {"invalid_request_error", "not_found_error"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": "a", "temprature": None, "logit_bias": {"97": 1}}),
+        (CHAT, {"messages": [{**HELLO[0], "prefix": None, "tool_calls": None}], "thinking": None}),
+        (CHAT, {"messages": [{"role": "user", "content": [{**SAID, "id": None}]}]}),
+        (CHAT, {"messages": HELLO, "stream": True, "stream_options": {"other": None}}),
+        ("/v1/embeddings", {"input": "a", "input_type": None}),
+    ],
+)
+def test_a_field_that_is_not_known_and_null_is_not_given(
+    served: Served, path: str, body: Any
+) -> None:
+    got = send(served.url, path, body)
+    assert got.status == 200, got.body
+
+
+def test_beside_a_null_one_a_field_with_a_value_is_still_refused(served: Served) -> None:
+    body = {"messages": [{**HELLO[0], "id": None, "prefix": True}], "thinking": None}
+    got = send(served.url, CHAT, body)
+    assert got.status == 400
+    assert got.error["param"] == "messages[0].prefix"
+
+
+def test_nulls_of_values_that_a_client_made_up_stay() -> None:
+    schema = b'{"type":"json_schema","json_schema":{"schema":{"enum":[ null ],"default": null}}}'
+    kept = b'{"messages":[],"response_format":' + schema + b"}"
+    given = b'{"messages":[], "of_another": null ,"response_format":' + schema + b"}"
+    assert json.loads(without_nulls(given, ChatBody)) == json.loads(kept)
 
 
 @pytest.mark.parametrize(
@@ -278,3 +313,18 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(
     assert (got.status, got.json["usage"]["completion_tokens"]) == (200, 3)
     got = send(served.url, "/v1/completions", {"prompt": prompt, "max_tokens": 16})
     assert (got.status, got.error["param"]) == (400, "max_tokens")
+
+
+def test_a_change_that_failed_is_told_and_the_engine_answers_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wake(_: object) -> None:
+        raise EngineBroken("it cannot wake, and sleeps on: out of memory")
+
+    with serving(admin=True) as (served, engine):
+        monkeypatch.setattr(engine, "wake", wake)
+        got = send(served.url, "/wake_up", {})
+        assert got.status == 503
+        assert got.error["code"] == "failed"
+        assert "sleeps on: out of memory" in got.error["message"]
+        assert send(served.url, TEXT, {"prompt": "a"}).status == 200

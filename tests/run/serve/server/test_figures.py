@@ -1,15 +1,17 @@
 import json
+import time
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from meshwright.run.serve.asked import Gauges
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.metrics import Tally, one_two_five
 from meshwright.run.serve.server.spans import Spans, spans_from_environment
 from tests.run.serve.server.pretend import Bytes, PretendEngine
-from tests.run.serve.server.serving import serving
-from tests.run.serve.server.wire import send
+from tests.run.serve.server.serving import serving, until
+from tests.run.serve.server.wire import opened, send
 
 TEXT = "/v1/completions"
 
@@ -48,12 +50,69 @@ def families(served: Served) -> dict[str, Any]:
         ("vllm:request_generation_tokens", "histogram"),
         ("vllm:request_params_n", "histogram"),
         ("vllm:request_params_max_tokens", "histogram"),
+        ("vllm:engine_sleep_state", "gauge"),
+        ("vllm:cache_config_info", "gauge"),
+        ("vllm:lora_requests_info", "gauge"),
     ],
 )
 def test_dashboards_find_their_names(families: dict[str, Any], name: str, kind: str) -> None:
     assert families[name].type == kind
     labels = families[name].samples[0].labels
     assert (labels["model_name"], labels["engine"]) == ("parrot", "0")
+
+
+def states(served: Served, name: str) -> list[Any]:
+    """Return what one figure's samples are at this moment."""
+    page = send(served.url, "/metrics").body.decode()
+    found = [one for one in text_string_to_metric_families(page) if one.name == name]
+    return found[0].samples if found else []
+
+
+def test_endpoint_pickers_find_how_large_the_cache_is(served: Served) -> None:
+    (told,) = states(served, "vllm:cache_config_info")
+    assert told.value == 1
+    facts = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
+    assert [told.labels[name] for name in facts] == ["8", "16", "False"]
+
+
+def test_endpoint_pickers_find_whose_adapters_run(served: Served, engine: PretendEngine) -> None:
+    (idle,) = states(served, "vllm:lora_requests_info")
+    assert idle.value == pytest.approx(time.time(), abs=60), "the latest labels are the true ones"
+    names = ("running_lora_adapters", "waiting_lora_adapters", "max_lora")
+    assert [idle.labels[name] for name in names] == ["", "", "1"]
+    engine.held = True
+    with opened(served.url, TEXT, {"model": "polly", "prompt": "hello", "stream": True}):
+        until(lambda: engine.running)
+        (busy,) = states(served, "vllm:lora_requests_info")
+        assert busy.labels["running_lora_adapters"] == "polly"
+        engine.held = False
+    until(lambda: not engine.running)
+
+
+def test_dashboards_see_an_engine_that_sleeps(served: Served, engine: PretendEngine) -> None:
+    def state() -> list[str]:
+        samples = states(served, "vllm:engine_sleep_state")
+        assert [one.labels["sleep_state"] for one in samples] == [
+            *("awake", "weights_offloaded", "discard_all")
+        ]
+        return [one.labels["sleep_state"] for one in samples if one.value == 1]
+
+    assert state() == ["awake"]
+    engine.sleeps = True
+    for engine.level, told in ((1, "weights_offloaded"), (2, "discard_all")):
+        assert state() == [told]
+    engine.sleeps = False
+
+
+def test_what_is_not_there_is_not_told() -> None:
+    class Dead(PretendEngine):
+        def gauges(self) -> Gauges:
+            return Gauges()
+
+    settings = ServerSettings(model="parrot", port=0)
+    with Served(serve_app(Dead(), Bytes(), settings), settings) as served:
+        assert not states(served, "vllm:cache_config_info")
+        assert not states(served, "vllm:lora_requests_info"), "it has no adapters"
 
 
 def value(families: dict[str, Any], name: str, sample: str, **labels: str) -> float:

@@ -36,6 +36,17 @@ def test_an_engine_that_never_gets_ready_is_ended_at_its_deadline(
         os.kill(int(number[1]), 0)
 
 
+@pytest.mark.parametrize(
+    "when", ["at once", "with its start unread", "some time after it was heard last"]
+)
+def test_an_engine_that_dies_while_it_starts_is_told_by_how_it_died(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIES", when)
+    with pytest.raises(EngineBroken, match="was ended by SIGKILL"):
+        EngineProcess(START, "tests.run.serve.worker.short_lived", start_s=60)
+
+
 @pytest.mark.parametrize("does", ["nothing", "connects"])
 def test_an_engine_that_is_given_up_before_it_is_ready_is_ended(
     does: str, monkeypatch: pytest.MonkeyPatch

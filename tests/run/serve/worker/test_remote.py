@@ -194,6 +194,25 @@ def test_an_engine_is_stuck_once_who_asks_hears_nothing_for_long(
     assert "not been heard" in given_up, "who gave up waiting has not mended it"
 
 
+async def _never_done(folder: Path) -> None:
+    engine = RemoteEngine(folder, EngineSettings(device="cpu"))
+    engine._change_s = 0.5
+    with pytest.raises(EngineBroken, match=r"did not update weights within 0\.5 s, and was ended"):
+        await engine.update_weights("elsewhere")
+    while not engine.ill():
+        await asyncio.sleep(0.05)
+    assert "ended by SIGKILL; another one is starting" in engine.ill()
+    await engine.close()
+
+
+def test_an_engine_that_never_comes_to_the_end_of_a_change_is_ended_at_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MORTAL", str(tmp_path / "born"))
+    monkeypatch.setattr(remote, "EngineProcess", Mortal)
+    asyncio.run(asyncio.wait_for(_never_done(tmp_path), 120))
+
+
 @pytest.mark.slow
 def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json"):

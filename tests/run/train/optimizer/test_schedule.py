@@ -2,6 +2,10 @@
 
 import pytest
 
+pytest.importorskip("torch", reason="holds rates against those of torch")
+
+import torch
+
 from meshwright.run.train.optimizer.schedule import learning_rate
 from meshwright.run.train.optimizer.settings import OptimizerSettings, ScheduleShape
 
@@ -26,13 +30,35 @@ def test_rate_falls_to_the_final_share_at_the_last_step(schedule: ScheduleShape)
     assert rates[5:] == sorted(rates[5:], reverse=True)
 
 
+@pytest.mark.parametrize("total", [1, 2, 3, 50])
+@pytest.mark.parametrize("schedule", SHAPES)
+def test_without_warmup_the_first_step_has_the_full_rate(
+    schedule: ScheduleShape, total: int
+) -> None:
+    rates = _rates(total, schedule=schedule, warmup_steps=0, decay_share=1.0, final_share=0.0)
+    assert rates[0] == 1.0
+    assert rates == _rates(
+        total, schedule=schedule, warmup_steps=1, decay_share=1.0, final_share=0.0
+    )
+
+
+def test_a_cosine_without_warmup_is_that_of_torch() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=9)
+    for rate in _rates(10, schedule="cosine", warmup_steps=0, final_share=0.0):
+        assert rate == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        optimizer.step()
+        theirs.step()
+
+
 def test_constant_rate_stays() -> None:
     assert set(_rates(50, schedule="constant", warmup_steps=0)) == {1.0}
 
 
 def test_cosine_is_half_way_in_the_middle() -> None:
-    rates = _rates(100, schedule="cosine", warmup_steps=0, final_share=0.0)
-    assert rates[49] == pytest.approx(0.5)
+    rates = _rates(101, schedule="cosine", warmup_steps=0, final_share=0.0)
+    assert rates[50] == pytest.approx(0.5)
 
 
 def test_wsd_stays_until_its_last_share() -> None:

@@ -70,6 +70,40 @@ def test_half_a_line_left_by_a_crash_is_cut_off(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
+def _damage(path: Path, number: int) -> bytes:
+    """Spoil a line, counted from 1; return the file as it is then."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = b'{"step":3,"los\x00\x00\x00\n'
+    path.write_bytes(b"".join(lines))
+    return path.read_bytes()
+
+
+def test_a_damaged_row_is_named_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _write(path, range(1, 6))
+    _damage(path, 3)
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl: line 3 is damaged"):
+        assert _steps(path) == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_resumed_run_names_a_damaged_row_and_leaves_it(number: int, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _write(path, range(1, 9))
+    kept = b"".join(_damage(path, number).splitlines(keepends=True)[:5])
+    with pytest.warns(UserWarning, match=rf"metrics\.jsonl: line {number} is damaged"):
+        JsonLines(path, resumed_at=5).close()
+    assert path.read_bytes() == kept
+
+
+def test_a_damaged_row_of_a_step_that_is_done_again_goes_with_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _write(path, range(1, 9))
+    _damage(path, 7)
+    _write(path, range(6, 11), resumed_at=5)
+    assert _steps(path) == list(range(1, 11))
+
+
 def test_a_crash_while_cutting_leaves_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

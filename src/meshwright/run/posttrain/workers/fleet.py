@@ -93,8 +93,7 @@ class Fleet:
         """
         self._hire, self._offered, self._say, self._left = hire, offered, say, left
         self._most, self._stall_s, self._exact = restarts, stall_s, exact
-        self._events: queue.SimpleQueue[tuple[int, int, _Said]]
-        self._events = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, int, _Said]] = queue.SimpleQueue()
         self._workers = [Worker(number) for number in range(count)]
         self._pending: list[Ticket] = []
         self._outbox: list[tuple[Sink, Piece]] = []
@@ -197,8 +196,7 @@ class Fleet:
     # Workers.
 
     def _start(self, worker: Worker) -> None:
-        args = (worker.number, worker.life)
-        name = f"rollout worker {worker.number}"
+        args, name = (worker.number, worker.life), f"rollout worker {worker.number}"
         threading.Thread(target=self._live, args=args, name=name, daemon=True).start()
 
     def _live(self, number: int, life: int) -> None:
@@ -264,6 +262,8 @@ class Fleet:
                     worker.steps, worker.progress_s = gauges.steps, time.monotonic()
             case Done(number, _, told):
                 self._done(worker, worker.calls.pop(number), told)
+            case Refused(failed=why) if why:
+                self._gone(worker, _Gone(why))
             case Refused(_, problems):
                 where = f"rollout worker {worker.number}"
                 raise InputError([Problem(f"{where}: {at}", *rest) for at, *rest in problems])
@@ -394,6 +394,6 @@ class Fleet:
                 self._gone(worker, _Gone(f"it did nothing for {self._stall_s:g} s"))
 
     def _late(self, worker: Worker) -> WorkersLost:
-        what = f"rollout worker {worker.number} has not started within {self._stall_s:g} s"
         fix = "look for room on its device, or in its cluster, or raise stall_s"
-        return WorkersLost(f"{what}: {fix}")
+        late = f"has not started within {self._stall_s:g} s: {fix}"
+        return WorkersLost(f"rollout worker {worker.number} {late}")

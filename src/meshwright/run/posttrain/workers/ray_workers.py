@@ -11,6 +11,7 @@ import os
 import queue
 import shutil
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.errors import InputError, MeshwrightError, MissingPart, Problem
 from meshwright.policy.rollout import engine_share
 from meshwright.run.posttrain.weights.offered import Offered, memory_folder
+from meshwright.run.posttrain.workers.in_time import TooLate, in_time
 from meshwright.run.posttrain.workers.links import ProcessLink
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.interface import EngineBroken
@@ -34,6 +36,16 @@ if TYPE_CHECKING:
 _LISTEN_S = 1.0
 """How long an actor waits for its worker to say something before it says that it said nothing."""
 _END_S = 5.0
+_LEAVE_S = 30.0
+"""How long Ray may take to leave a cluster, or to end one that was started here."""
+LOCAL = "local"
+"""What stands for a cluster that is started here, in place of an address."""
+
+
+class ClusterStuck(MeshwrightError):
+    """A Ray cluster did not do in time what it was asked for."""
+
+
 _encode = msgspec.msgpack.encode
 _heard = msgspec.msgpack.Decoder(list[FromWorker])
 
@@ -228,8 +240,8 @@ class RayLink:
 class _Shelf:
     """The last version in the object store of a cluster, once for all its workers."""
 
-    def __init__(self, ray: "ModuleType") -> None:
-        self._ray, self._version = ray, -1
+    def __init__(self, ray: "ModuleType", within_s: float) -> None:
+        self._ray, self._within_s, self._version = ray, within_s, -1
         self._names: list[str] = []
         self._stored: list[Any] = []
 
@@ -238,9 +250,18 @@ class _Shelf:
         if offered.version != self._version:
             paths = offered.files()
             self._names = [path.name for path in paths]
-            self._stored = [self._ray.put(np.fromfile(path, np.uint8)) for path in paths]
+            try:
+                # A store without room waits until it has some.
+                self._stored = in_time(lambda: self._put(paths), self._within_s, "Ray's store")
+            except TooLate as error:
+                what = f"Ray's object store has not taken version {offered.version}"
+                fix = "give it more memory (object_store_memory), or raise stall_s"
+                raise ClusterStuck(f"{what} within {self._within_s:g} s: {fix}") from error
             self._version = -1 if offered.version is None else offered.version
         return self._names, self._stored
+
+    def _put(self, paths: Sequence[Path]) -> list[Any]:
+        return [self._ray.put(np.fromfile(path, np.uint8)) for path in paths]
 
 
 class Cluster:
@@ -260,9 +281,8 @@ class Cluster:
         if self._begun:
             # Ray tells its makers about the clusters it starts unless it is told not to.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # To Ray, too, `local` starts one; without an address it would join what runs here.
-            self._ray.init(address=workers.ray, log_to_driver=False, logging_level="warning")
-        self._shelf = _Shelf(self._ray)
+            self._join(workers.ray)
+        self._shelf = _Shelf(self._ray, start_s)
         self._tp = workers.tp
 
     def hire(self, number: int) -> RayLink:
@@ -275,10 +295,34 @@ class Cluster:
         waits = {"patience_s": self._patience_s, "start_s": self._start_s}
         return RayLink(self._ray, kept.remote(), start, self._shelf, **waits)
 
+    def _join(self, address: str) -> None:
+        def join() -> None:
+            # To Ray, too, `local` starts one; without an address it would join what runs here.
+            self._ray.init(address=address, log_to_driver=False, logging_level="warning")
+
+        if address == LOCAL:
+            # The processes of a cluster end with the thread that started them, and these starts
+            # have deadlines of Ray's.
+            join()
+            return
+        fix = "check the address, and that the cluster runs there, or raise stall_s"
+        try:
+            # Ray itself asks an address where nobody answers for ever.
+            in_time(join, self._start_s, "Ray's cluster")
+        except TooLate as error:
+            what = f"no Ray cluster has answered at {address} within {self._start_s:g} s"
+            raise InputError([Problem("workers.ray", what, fix)]) from error
+        except ConnectionError as error:
+            raise InputError([Problem("workers.ray", _first_line(error), fix)]) from error
+
     def close(self) -> None:
         """Leave the cluster, where this joined it."""
         if self._begun:
-            self._ray.shutdown()
+            try:
+                in_time(self._ray.shutdown, _LEAVE_S, "Ray's shutdown")
+            except TooLate:
+                what = f"Ray has not left its cluster within {_LEAVE_S:g} s, and is left behind"
+                warnings.warn(what, stacklevel=2)
 
 
 def _within_ray(start: Start) -> Start:

@@ -1,6 +1,7 @@
 """`Do`: what all ranks of an engine do between two steps, beside computing."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from traceback import clear_frames
 from typing import Literal
 
 import msgspec
@@ -19,7 +20,11 @@ What = Literal["embed", "sleep", "wake", "update", "versions"]
 
 
 class HalfRenewed(MeshwrightError):
-    """New weights broke off: an engine with some of them must not answer."""
+    """A change broke off, such as new weights: an engine with some of it must not answer."""
+
+
+class Unchanged(MeshwrightError):
+    """A change could not be made, by no fault of who asked for it; the engine is as it was."""
 
 
 class Do(msgspec.Struct, frozen=True, tag="do", kw_only=True):
@@ -76,10 +81,22 @@ class Doer:
         return []
 
     def _renew(self, folder: str) -> None:
-        """Read new weights; raises `InputError` while nothing is written, `HalfRenewed` later."""
+        """Read new weights.
+
+        Raises:
+            InputError: where they are not such a model's; nothing is written.
+            Unchanged: where the folder cannot be read; nothing is written.
+            HalfRenewed: where it cannot be read to its end.
+        """
         decoder = self.runner.forward.decoder
         options = Options(multi_token=bool(decoder.multi_token))
-        if problems := misfits(decoder.model, folder, options):
+        try:
+            problems = misfits(decoder.model, folder, options)
+        except Exception as error:
+            raise Unchanged(
+                f"{folder} cannot be read, and the old weights stay: {error}"
+            ) from error
+        if problems:
             raise InputError(problems)
         try:
             load(decoder, folder)
@@ -88,36 +105,68 @@ class Doer:
 
     def _sleep(self, level: int) -> None:
         """Give everything back that is there; one that sleeps may let go of its weights later."""
+        if self._shapes and level > 1:
+            self._kept = {name: kept for name, kept in self._kept.items() if _is_draft(name)}
+        elif not self._shapes:
+            try:
+                self._kept = {
+                    name: weight.data.to("cpu")
+                    for name, weight in self._weights()
+                    if level == 1 or _is_draft(name)
+                }
+            except Exception as error:
+                what = "host memory does not take its weights, and it stays awake"
+                raise Unchanged(f"{what}: {error}") from error
         for runner in self._runners:
             runner.forget()
             runner.cache.sleep()
         if not self._shapes:
-            for name, weight in self._weights():
-                if level == 1 or _is_draft(name):
-                    self._kept[name] = weight.data.to("cpu")
-                self._shapes[name] = weight.shape
-                # The parameter stays, so that whoever holds it finds the new numbers.
-                weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
-        elif level > 1:
-            self._kept = {name: kept for name, kept in self._kept.items() if _is_draft(name)}
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            self._drop_weights()
+        _give_back()
+
+    def _drop_weights(self) -> None:
+        self._shapes = {name: weight.shape for name, weight in self._weights()}
+        for _, weight in self._weights():
+            # The parameter stays, so that whoever holds it finds the new numbers.
+            weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
 
     def _wake(self, parts: Collection[Memory]) -> None:
-        if "weights" in parts and self._shapes:
-            kept, self._kept = self._kept, {}
-            for name, weight in self._weights():
-                if name in kept:
-                    weight.data = kept[name].to(self.runner.cache.device)
-                else:
-                    weight.data = weight.data.new_zeros(self._shapes[name])
-            self._shapes = {}
-        if "cache" in parts:
-            for runner in self._runners:
+        """Take memory again; where there is too little of it, everything that slept sleeps on."""
+        shapes = self._shapes if "weights" in parts else {}
+        slept = [runner for runner in self._runners if "cache" in parts and runner.cache.asleep]
+        try:
+            self._take_weights(shapes)
+            for runner in slept:
                 runner.cache.wake()
-        # Captured steps have the addresses of both.
-        if self._graphs and not self._shapes and not self.runner.cache.asleep:
-            self.runner.capture()
+            # Captured steps have the addresses of both.
+            if self._graphs and not self._shapes and not self.runner.cache.asleep:
+                self.runner.capture()
+        except Exception as error:
+            clear_frames(error.__traceback__)  # they hold what was taken already
+            for runner in self._runners:
+                runner.forget()
+            for runner in slept:
+                runner.cache.sleep()
+            if shapes and not self._shapes:
+                self._drop_weights()
+            _give_back()
+            raise Unchanged(f"it cannot wake, and sleeps on: {error}") from error
+        if shapes:
+            self._kept = {}
+
+    def _take_weights(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Give all weights their memory, with what was kept of them; none where one gets none."""
+        if not shapes:
+            return
+        found = {
+            name: self._kept[name].to(self.runner.cache.device)
+            if name in self._kept
+            else weight.data.new_zeros(shapes[name])
+            for name, weight in self._weights()
+        }
+        for name, weight in self._weights():
+            weight.data = found[name]
+        self._shapes = {}
 
     @property
     def _runners(self) -> list[Runner]:
@@ -128,6 +177,12 @@ class Doer:
         for number, runner in enumerate(self._runners):
             for name, weight in runner.forward.decoder.named_parameters():
                 yield f"{number}.{name}", weight
+
+
+def _give_back() -> None:
+    """Let other processes have memory that nothing lies in."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _is_draft(name: str) -> bool:

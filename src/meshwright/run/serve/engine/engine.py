@@ -23,6 +23,7 @@ from torch import Tensor
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Batcher, Sequence
 from meshwright.run.serve.asked import Ask, Gauges, Piece, Sink, TokenLogprob
+from meshwright.run.serve.engine.adapting import Adapting
 from meshwright.run.serve.engine.answer import Answer, Silent, Text
 from meshwright.run.serve.engine.checks import Offer, check_ask
 from meshwright.run.serve.engine.counting import Counts
@@ -105,7 +106,7 @@ class Engine:
         self._masks: Masks | None = None
         self._flying: _Flying | None = None
         self._outbox: list[tuple[Sink, Piece]] = []
-        self._counts = Counts()
+        self._counts, self._adapting = Counts(), Adapting()
         self._progress_s = time.monotonic()
 
     # Asking.
@@ -131,6 +132,7 @@ class Engine:
             answer.keys = list(answers[0].keys)
         if ask.brought is not None:
             self._go_on_with(answers[0], ask.brought, brought)
+            self._adapting.add(answers)
             return answers
         if ask.prompt_logprobs is not None:
             apart = self.runner.forward.recurrent
@@ -145,6 +147,7 @@ class Engine:
                 self.batcher.add(sequence)
         else:
             self.batcher.add(self._sequence(answers[0], others))
+        self._adapting.add(answers)
         return answers
 
     def room_of(self, ask: Ask) -> int:
@@ -320,6 +323,10 @@ class Engine:
             prefix_hits=batcher.cache.hits,
             preemptions=batcher.preemptions,
             idle_s=None if self.is_idle else time.monotonic() - self._progress_s,
+            blocks=pool.size,
+            block_tokens=self.limits.block_tokens,
+            prefix_cache=self.limits.prefix_cache,
+            **self._adapting.told(),
             **self._counts.told(),
         )
 
@@ -374,6 +381,7 @@ class Engine:
 
     def _drop(self, answer: Answer) -> None:
         """Take an answer out that goes on no further."""
+        self._adapting.drop(answer)
         self._placing.leave(answer)
         self.batcher.end(answer.sequence)
         if self._guessing is not None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.build import Clock, build_runner, check_length
-from meshwright.run.serve.engine.doing import Do, Does
+from meshwright.run.serve.engine.doing import Do, Does, HalfRenewed, Unchanged
 from meshwright.run.serve.engine.drafting import Drafted
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.guessing import Guesses, LookedUp
@@ -139,7 +139,10 @@ def _runs(
 
     def everywhere(do: Do) -> list[float]:
         followers.tell(do)
-        return doer(do)
+        try:
+            return doer(do)
+        except Unchanged as error:
+            raise HalfRenewed(f"{error}; other ranks may have done it") from error
 
     return Leading(runner, followers), everywhere, doer
 

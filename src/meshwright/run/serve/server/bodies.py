@@ -1,7 +1,8 @@
 """The bodies of requests, field by field: types and limits that are the same for every model.
 
 A field that is not listed here is refused by name, so that nothing a client asks for is dropped
-in silence. Those under "taken and not used" say nothing that changes an answer.
+in silence; where it is null, nobody asked for anything (`nulls`). Those under "taken and not used"
+say nothing that changes an answer.
 """
 
 from typing import Annotated, Any, Literal

@@ -35,7 +35,7 @@ class Desk:
         self.keys: Keys = read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
         self.admin_keys: Keys = read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
         self.readers = Readers(words, settings.tool_format, reasoning=settings.reasoning)
-        self.figures = Figures(engine, settings.model)
+        self.figures = Figures(engine, settings.model, settings.adapters)
         self.traffic = Traffic(settings.waiting)
         self.begun = self.now()
 

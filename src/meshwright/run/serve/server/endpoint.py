@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import Fault, unreadable
 from meshwright.run.serve.server.keys import Keys
+from meshwright.run.serve.server.nulls import without_nulls
 from meshwright.run.serve.server.spans import Span, tell_fault
 from meshwright.run.serve.server.streams import send_events
 from meshwright.run.serve.server.traffic import Call
@@ -34,7 +35,7 @@ class Endpoint(Generic[Body]):
         guard: Guard = "key",
     ) -> None:
         self._desk = desk
-        self._decoder = msgspec.json.Decoder(body)
+        self._body, self._decoder = body, msgspec.json.Decoder(body)
         self._empty = guard == "admin"
         self._handle = handle
         self._guard: Guard = guard
@@ -105,8 +106,14 @@ class Endpoint(Generic[Body]):
             span.end()
 
     def _decoded(self, data: bytes) -> Body:
+        data = data or b"{}" if self._empty else data
         try:
-            return self._decoder.decode(data or b"{}" if self._empty else data)
+            try:
+                return self._decoder.decode(data)
+            except msgspec.ValidationError as error:
+                if "unknown field" not in str(error):
+                    raise
+                return self._decoder.decode(without_nulls(data, self._body))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise unreadable(error) from None
         except RecursionError:

@@ -5,6 +5,7 @@ made of them when somebody asks.
 """
 
 import re
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from meshwright.run.serve.asked import STEP_SIZES, Gauges
-from meshwright.run.serve.interface import Serves
+from meshwright.run.serve.interface import Serves, Sleeps
 
 # The bounds that vLLM's metrics have, so that panels of quantiles read alike.
 FIRST_TOKEN_S = (
@@ -38,6 +39,8 @@ REQUEST_S = (
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 LABELS = ("model_name", "engine")
 ENDS = ("stop", "length", "abort", "error")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""By the level of sleep."""
 PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
 
@@ -77,8 +80,8 @@ class Tally:
 class Figures(Collector):
     """Everything that is counted, and what the engine says of itself."""
 
-    def __init__(self, engine: Serves, model: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: Serves, model: str, adapters: Sequence[str] = ()) -> None:
+        self._engine, self._adapters = engine, adapters
         self._labels = (model, "0")
         lengths = one_two_five(engine.max_length)
         self.first_token = Tally(FIRST_TOKEN_S)
@@ -117,6 +120,7 @@ class Figures(Collector):
         """Return every metric as it stands."""
         gauges = self._engine.gauges()
         yield from self._gauges(gauges)
+        yield from self._states(gauges)
         yield from self._counters(gauges)
         for name, help_text, tally in self._tallies():
             family = HistogramMetricFamily(f"vllm:{name}", help_text, labels=LABELS)
@@ -166,6 +170,44 @@ class Figures(Collector):
             gauge = GaugeMetricFamily(name, help_text, labels=LABELS)
             gauge.add_metric(self._labels, float(value))
             yield gauge
+
+    def _states(self, gauges: Gauges) -> Iterator[Metric]:
+        """Return what endpoint pickers read from labels (llm-d, Gateway API's extension)."""
+        slept = GaugeMetricFamily(
+            "vllm:engine_sleep_state",
+            "1 for the state it is in: the last two are sleep of level 1 and 2.",
+            labels=(*LABELS, "sleep_state"),
+        )
+        level = self._engine.sleep_level() if isinstance(self._engine, Sleeps) else 0
+        for place, state in enumerate(SLEEP_STATES):
+            slept.add_metric((*self._labels, state), float(place == level))
+        yield slept
+        if gauges.blocks:
+            told = {
+                "block_size": str(gauges.block_tokens),
+                "num_gpu_blocks": str(gauges.blocks),
+                "enable_prefix_caching": str(gauges.prefix_cache),
+            }
+            cache = GaugeMetricFamily(
+                "vllm:cache_config_info",
+                "The cache of keys and values: its blocks, and the tokens of each.",
+                labels=(*LABELS, *told),
+            )
+            cache.add_metric((*self._labels, *told.values()), 1.0)
+            yield cache
+        if self._adapters:
+            used = {
+                "max_lora": str(len(self._adapters)),
+                "running_lora_adapters": ",".join(gauges.running_adapters),
+                "waiting_lora_adapters": ",".join(gauges.waiting_adapters),
+            }
+            lora = GaugeMetricFamily(
+                "vllm:lora_requests_info",
+                "Adapters of requests; the value is the time, which finds the latest labels.",
+                labels=(*LABELS, *used),
+            )
+            lora.add_metric((*self._labels, *used.values()), time.time())
+            yield lora
 
     def _counters(self, gauges: Gauges) -> Iterator[Metric]:
         rows = [

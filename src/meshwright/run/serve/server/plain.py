@@ -70,7 +70,7 @@ async def detokenize(desk: Desk, body: DetokenizeBody, _: Call) -> Answer:
 async def sleep(desk: Desk, body: SleepBody, _: Call) -> Answer:
     """Put the engine to sleep."""
     engine = _sleeper(desk)
-    await _done(engine.sleep(body.level))
+    await _done(desk, engine.sleep(body.level))
     return encode(Sleeping(engine.asleep()))
 
 
@@ -78,7 +78,7 @@ async def wake_up(desk: Desk, body: WakeBody, _: Call) -> Answer:
     """Wake the engine, or some of its memory."""
     engine = _sleeper(desk)
     parts = MEMORY if body.tags is None else tuple(_TAGGED[tag] for tag in body.tags)
-    await _done(engine.wake(parts))
+    await _done(desk, engine.wake(parts))
     return encode(Sleeping(engine.asleep()))
 
 
@@ -86,18 +86,19 @@ async def update_weights(desk: Desk, body: WeightsBody, _: Call) -> Answer:
     """Replace the engine's weights."""
     if not isinstance(desk.engine, Renews):
         raise Fault(501, "This engine cannot change its weights", code="not_offered")
-    await _done(desk.engine.update_weights(body.path), "path")
+    await _done(desk, desk.engine.update_weights(body.path), "path")
     return encode(Updated(body.path))
 
 
-async def _done(change: Coroutine[Any, Any, None], param: str | None = None) -> None:
+async def _done(desk: Desk, change: Coroutine[Any, Any, None], param: str | None = None) -> None:
     """Wait for a change, which goes on to its end even if whoever asked for it goes away."""
     try:
         await asyncio.shield(asyncio.ensure_future(change))
     except InputError as error:
         raise impossible(error, param) from None
     except MeshwrightError as error:
-        raise Fault(503, str(error), code="ill") from None
+        # It may be as it was before, and well.
+        raise Fault(503, str(error), code="ill" if desk.engine.ill() else "failed") from None
 
 
 def _sleeper(desk: Desk) -> Sleeps:

@@ -31,6 +31,8 @@ class Caller:
         self._open: dict[int, Inbox] = {}
         self._calls: dict[int, asyncio.Future[Done]] = {}
         self._number = 0
+        self._level = 0
+        """How deep it sleeps, where it does."""
 
     def answer(self, ask: Ask) -> Inbox:
         """Answer; closing what is returned cancels what is left."""
@@ -60,11 +62,23 @@ class Caller:
 
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
+        before = self.sleep_level()
         await self._call(Call(self._next_number(), "sleep", level=level))
+        self._level = max(before, level)
 
     async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
         """Take the memory of some parts again."""
         await self._call(Call(self._next_number(), "wake", parts=tuple(parts)))
+        if "weights" in parts:
+            self._level = 1
+
+    def asleep(self) -> bool:
+        """Tell whether any part of it sleeps."""
+        raise NotImplementedError
+
+    def sleep_level(self) -> int:
+        """Return how deep it sleeps: 0 not at all, 2 where its weights are nowhere, else 1."""
+        return self._level if self.asleep() else 0
 
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""
@@ -112,11 +126,16 @@ class Caller:
     async def _call(self, call: Call) -> Done:
         self._require(call.what)
         try:
-            return await self._begun(call)
+            return await self._settled(call, self._begun(call))
         except asyncio.CancelledError:
             if self._calls.pop(call.number, None) is not None:
                 self._send(Cancel(call.number))
             raise
+
+    async def _settled(self, call: Call, done: "asyncio.Future[Done]") -> Done:
+        """Wait for the end of a call that was sent."""
+        del call
+        return await done
 
     def _begun(self, call: Call) -> "asyncio.Future[Done]":
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()

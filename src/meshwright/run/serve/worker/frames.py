@@ -72,6 +72,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     took: list[tuple[str, float]]
     hands_over: bool = True
     """Whether keys and values can go to another engine, or come from one."""
+    gauges: Gauges = Gauges()
+    """What it tells of itself before anybody has asked."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -25,6 +25,8 @@ START_S = 1800.0
 """How long an engine may take to be ready: large weights on a slow disk take a while."""
 _POLL_S = 0.2
 _END_S = 2.0
+_ENDING_S = 10.0
+"""How long a process that is heard no more may take to end: on a busy machine, seconds."""
 
 
 class NotStarted(EngineBroken):
@@ -66,7 +68,7 @@ class EngineProcess:
                 with listening:
                     self.socket = self._accepted(listening)
             except BaseException:
-                self._kill()
+                self.kill()
                 raise
         try:
             self.socket.settimeout(start_s)
@@ -76,6 +78,10 @@ class EngineProcess:
         except TimeoutError:
             self.end()
             raise self._late() from None
+        except OSError as error:  # it was gone before it had read what to start
+            why = self.last_words()
+            self.end()
+            raise EngineBroken(why) from error
         except BaseException:
             self.end()
             raise
@@ -94,14 +100,14 @@ class EngineProcess:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
         self._clear()
 
     def last_words(self) -> str:
         """Say how it ended."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_END_S)
+            code = self._process.wait(_ENDING_S)
             self._clear()
         if code is not None and code < 0:
             return f"the engine's process was ended by {signal.Signals(-code).name}"
@@ -147,7 +153,7 @@ class EngineProcess:
         what = f"the engine's process {self.pid} was not ready within {self._start_s:g} s"
         return NotStarted(f"{what}, and was ended: look at what it said above, or raise start_s")
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """End the process by force, with the ranks it started."""
         if self._process.poll() is None:
             with contextlib.suppress(OSError):

@@ -96,7 +96,8 @@ def main(path: str, begin: Begin = served, orphaned: Callable[[], object] = lamb
     worker = Worker(way.send, engine, perform, whole=first.whole)
     cache = engine.runner.cache
     room = cache.blocks * cache.block_tokens
-    way.send(Ready(engine.max_length, engine.embed_length, room, took, engine.hands_over))
+    told = (engine.max_length, engine.embed_length, room, took, engine.hands_over)
+    way.send(Ready(*told, engine.gauges()))
     worker.take(*messages)
     gone = threading.Event()
     args = (way, worker, engine, orphaned, gone)

@@ -51,21 +51,23 @@ class RemoteEngine(Caller):
     ) -> None:
         """Start an engine for the model at a path, and wait until it is ready, for `start_s`.
 
-        On a processor it computes with so many `threads`; None takes what torch takes.
+        So long may a change of it take as well: it reads as much as a start does. On a processor it
+        computes with so many `threads`; None takes what torch takes.
         """
         super().__init__()
         start = Start(str(path), settings, threads=threads)
         self._closed = threading.Event()
         self._launch = partial(EngineProcess, start, start_s=start_s, given_up=self._closed)
         self._starting: asyncio.Task[EngineProcess] | None = None
-        self._stuck_s = stuck_s
+        self._renewing: asyncio.Task[Done] | None = None
+        self._stuck_s, self._change_s = stuck_s, start_s
         self.process = self._launch()
         self.ready = self.process.ready
         self.max_length, self.embed_length = self.ready.max_length, self.ready.embed_length
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
         self._unsent: list[ToWorker] = []
-        self._gauges = Gauges()
+        self._gauges = self.ready.gauges
         self._unheard_since_s: float | None = None
         """Since when somebody waits and the process says nothing; None where nobody does."""
         self._before = Gauges()
@@ -157,6 +159,7 @@ class RemoteEngine(Caller):
                 LOG.error(self._why)
                 return
             self.ready, self._asleep = self.process.ready, frozenset()
+            self._gauges = self.ready.gauges
             LOG.warning("the engine's process is there again")
 
     async def _heard_out(self) -> str:
@@ -186,12 +189,28 @@ class RemoteEngine(Caller):
     def _renew_again(self) -> None:
         """Have a new process read the weights that the last one had, before it answers anything."""
 
-        def settled(future: "asyncio.Future[Done]") -> None:
+        def settled(future: "asyncio.Task[Done]") -> None:
             if not future.cancelled() and (error := future.exception()):
                 self._stale = f"weights of {self._renewed} cannot be read again: {error}"
 
         call = Call(self._next_number(), "update_weights", path=self._renewed)
-        self._begun(call).add_done_callback(settled)
+        # It is sent at once, before anything else that the process is asked.
+        self._renewing = asyncio.create_task(self._settled(call, self._begun(call)))
+        self._renewing.add_done_callback(settled)
+
+    async def _settled(self, call: Call, done: "asyncio.Future[Done]") -> Done:
+        """Wait for the end of a call; who does not come to the end of a change is ended."""
+        if call.what == "embed":  # it waits for its turn, and so does whoever asked for it
+            return await done
+        try:
+            async with asyncio.timeout(self._change_s):
+                return await done
+        except TimeoutError:
+            await asyncio.to_thread(self.process.kill)
+            what = f"the engine did not {call.what.replace('_', ' ')} within {self._change_s:g} s"
+            raise EngineBroken(
+                f"{what}, and was ended: raise start_s where it needs longer"
+            ) from None
 
     def _hear(self, message: FromWorker) -> None:
         if isinstance(message, Beat):

@@ -1,8 +1,9 @@
 """`Worker`: an engine and the messages for it, whoever brings them.
 
 One thread takes turns, and everything but fetching happens in it. What goes wrong with one ask, or
-with prompts to embed, is told to whoever wanted it and harms nobody else. What changes the engine,
-as sleep and new weights do, and breaks off in its midst ends the worker: nobody knows what it left.
+with prompts to embed, is told to whoever wanted it and harms nobody else. So is a change of the
+engine, as sleep and new weights are, that leaves it as it was. One that breaks off in its midst is
+told as well, and then ends the worker: nobody knows what it left.
 """
 
 import logging
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.serve.asked import Ask, Piece, joined
 from meshwright.run.serve.engine.answer import Answer
-from meshwright.run.serve.engine.doing import HalfRenewed
+from meshwright.run.serve.engine.doing import HalfRenewed, Unchanged
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.engine.vectors import Vectors
@@ -115,13 +116,8 @@ class Worker:
                 self._cancel(number)
             case Call(number, "embed"):
                 self._try(number, lambda: self._call(message))
-            case Call(number):
-                try:
-                    self._call(message)
-                except HalfRenewed:
-                    raise
-                except MeshwrightError as error:
-                    self._send(refused(number, error))
+            case Call():
+                self._change(message)
             case Start():
                 pass
 
@@ -134,9 +130,7 @@ class Worker:
             self._send(refused(number, error))
         except Exception as error:
             LOG.exception("the engine could not do what it was asked")
-            # It may go on to whoever asked a server, whom details are no business of.
-            told = f"the engine failed at it ({type(error).__name__}); its log says why"
-            self._send(Refused(number, [], failed=told))
+            self._send(_failed(number, error))
         return False
 
     def _ask(self, number: int, ask: Ask) -> None:
@@ -178,6 +172,18 @@ class Worker:
             self._embedding[call.number] = done
         else:
             self._send(done)
+
+    def _change(self, call: Call) -> None:
+        """Change the engine; what may have broken off in its midst is told, and raised."""
+        try:
+            self._call(call)
+        except MeshwrightError as error:
+            self._send(refused(call.number, error))
+            if isinstance(error, HalfRenewed):
+                raise
+        except Exception as error:
+            self._send(_failed(call.number, error))
+            raise
 
     def _cancel(self, number: int) -> None:
         if number in self._fetching:
@@ -228,8 +234,17 @@ class Worker:
         return sink
 
 
+def _failed(number: int, error: Exception) -> Refused:
+    """Return as a message what nobody foresaw."""
+    # It may go on to whoever asked a server, whom details are no business of.
+    told = f"the engine failed at it ({type(error).__name__}); its log says why"
+    return Refused(number, [], failed=told)
+
+
 def refused(number: int, error: MeshwrightError) -> Refused:
     """Return an error as a message."""
+    if isinstance(error, HalfRenewed | Unchanged):
+        return Refused(number, [], failed=str(error))
     problems = getattr(error, "problems", None) or (Problem("engine", str(error), ""),)
     told = [(each.where, each.what, each.fix) for each in problems]
     return Refused(number, told, str(error) if isinstance(error, ParcelLost) else "")

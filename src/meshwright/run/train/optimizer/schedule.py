@@ -14,14 +14,16 @@ def _share(step: int, total_steps: int, settings: OptimizerSettings) -> float:
     warmup = min(settings.warmup_steps, total_steps)
     if step < warmup:
         return (step + 1) / warmup
+    # Without a warm-up it is the first step that has the full rate, as after one of a single step.
+    full = min(max(warmup, 1), total_steps)
     match settings.schedule:
         case "constant":
             return 1.0
         case "wsd":
-            falling = min(round(settings.decay_share * total_steps), total_steps - warmup)
+            falling = min(round(settings.decay_share * total_steps), total_steps - full)
             shape = settings.decay_shape
         case "linear" | "cosine" as shape:
-            falling = total_steps - warmup
+            falling = total_steps - full
     # The last step of warm-up has the full rate, the last step of all the final one.
     done = (step + 1 - (total_steps - falling)) / max(falling, 1)
     left = _left(shape, min(max(done, 0.0), 1.0))

@@ -62,7 +62,7 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How the rate goes on after warm-up: it stays, falls in a line or a half cosine over the whole
     run, or (`wsd`) stays until the last `decay_share` of the run."""
     warmup_steps: int = 100
-    """Steps in which the rate rises from nought to `lr`."""
+    """Steps in which the rate rises from nought to `lr`; with 0 the first step has `lr` at once."""
     decay_share: float = 0.2
     """The share of all steps in which `wsd` falls."""
     decay_shape: DecayShape = "linear"

@@ -2,12 +2,16 @@
 
 A run that resumes cuts off what it wrote after the step it resumes from, so that every step is
 there once. A number that is not finite is null, which every JSON reader takes.
+
+Half a line at the end is what a kill leaves, and goes without a word. Any other line that is no row
+was damaged by somebody else: a warning names it, and a resumed run leaves it where it is.
 """
 
 import errno
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,30 +51,36 @@ class JsonLines:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the rows of a file; half a line left by a crash is no row."""
+    """Give the rows of a file; half a line left by a crash is none, a damaged one is named."""
     with path.open("rb") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             row = _row(line)
             if row is not None:
                 yield row
+            elif _is_damaged(line):
+                _tell_damage(path, number)
 
 
 def cut(path: Path, step: int, stays: Callable[[dict[str, Any]], bool] | None = None) -> None:
     """Drop half lines and the rows after a step, but those that stay, in one step.
 
-    A crash leaves all or none.
+    A crash leaves all or none. A damaged line stays if it may be of a step that is not done again.
     """
     if not path.exists():
         return
     new = path.with_name(f".{path.name}.cut")
-    dropped = False
+    dropped, before = False, 0
     with path.open("rb") as lines, new.open("wb") as kept:
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             row = _row(line)
-            if row is not None and (row["step"] <= step or (stays is not None and stays(row))):
+            if row is not None:
+                keeps = row["step"] <= step or (stays is not None and stays(row))
+                before = row["step"]
+            elif keeps := _is_damaged(line) and before < step:
+                _tell_damage(path, number)
+            if keeps:
                 kept.write(line)
-            else:
-                dropped = True
+            dropped = dropped or not keeps
         kept.flush()
         os.fsync(kept.fileno())
     if not dropped:
@@ -78,6 +88,16 @@ def cut(path: Path, step: int, stays: Callable[[dict[str, Any]], bool] | None = 
         return
     new.replace(path)
     sync_folder(path.parent)
+
+
+def _is_damaged(line: bytes) -> bool:
+    """Tell whether what is no row once was: a writer that is killed never ends a line."""
+    return line.endswith(b"\n") and not line.isspace()
+
+
+def _tell_damage(path: Path, number: int) -> None:
+    what = f"{path}: line {number} is damaged, and what it told is missing; all others are read"
+    warnings.warn(what, stacklevel=2)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ _CHILD = str(Path(child.__file__).resolve())
 # Only the library on the path, no start-up code of users or packages, no files beside modules.
 _COMMAND = [sys.executable, "-P", "-s", "-S", "-B", _CHILD]
 END_S = 5.0
-"""How long a process that was killed may take to be gone."""
+"""How long a process that was killed, or is heard no more, may take to be gone."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -182,7 +182,7 @@ class VerifierProcess:
     def _ended(self) -> Gone:
         """Say how a child ended whose socket is closed."""
         try:
-            code = self._process.wait(1.0)
+            code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             return Gone("died", "it closed its socket")
         if code in (-signal.SIGXCPU, -signal.SIGALRM):
