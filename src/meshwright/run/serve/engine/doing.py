@@ -91,7 +91,7 @@ class Doer:
         for runner in self._runners:
             runner.forget()
             runner.cache.sleep()
-        if not self._shapes:
+        if not self._shapes and level > 0:
             for name, weight in self._weights():
                 if level == 1 or _is_draft(name):
                     self._kept[name] = weight.data.to("cpu")
