@@ -24,6 +24,7 @@ from meshwright.run.posttrain.loop.prepare import logprobs
 from meshwright.run.posttrain.loop.settings import (
     AdapterSettings,
     LoopSettings,
+    NetworkSettings,
     ObjectiveSettings,
     WarmUpSettings,
 )
@@ -111,6 +112,15 @@ def test_workers_by_turns_take_the_frozen_weights_again() -> None:
     turns = run(of_model(workers=workers, placement="colocated"))
     assert same(turns, run(of_model(workers=workers)))
     assert max(row["logp_gap_max"] for row in turns.rows) <= 1e-5
+
+
+def test_an_engine_in_fp8_has_matrices_of_its_own_and_leaves_the_trainers_alone() -> None:
+    wide = NetworkSettings(layers=1, hidden=64, heads=2, ffn=64)
+    given: dict[str, Any] = {"network": wide, "precision": "bf16"}
+    exact, rounded = (run(adapted(**given, engine_weights=each)) for each in ("model", "fp8"))
+    assert rounded.rows[0]["logp_gap_max"] > exact.rows[0]["logp_gap_max"], "it rounds more"
+    pairs = zip(exact.decoder.parameters(), rounded.decoder.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("placement", ["one-step-off", "asynchronous"])
@@ -248,6 +258,22 @@ def test_peft_opens_it(trained: tuple[Path, Outcome]) -> None:
         torch.testing.assert_close(theirs(tokens).logits, ours, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_average_of_an_adapter_is_exported(precision: Any, tmp_path: Path) -> None:
+    averaged = OptimizerSettings(
+        lr=3e-2, schedule="constant", warmup_steps=0, decay=0.0, average=0.5,
+        average_precision=precision,
+    )  # fmt: skip
+    outcome = run(of_model(tmp_path / "run", optimizer=averaged))
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--average", "-q"]) == 0
+    decoder = load(None, model_folder(), dtype=torch.float32)
+    mean = dict(load_adapter(decoder, tmp_path / "out").named_parameters())
+    assert outcome.adapter is not None
+    for name, each in outcome.adapter.named_parameters():
+        if "lora_B" in name:
+            assert 0 < mean[name].norm() < each.norm(), "it lags behind from nought"
+
+
 def test_what_is_recorded_trains_an_adapter_to_the_same_bits(tmp_path: Path) -> None:
     recorded = run(of_model(tmp_path / "run"))
     replayed = run(of_model(replay=str(tmp_path / "run" / "rollouts.jsonl")))
@@ -260,7 +286,6 @@ def test_what_is_recorded_trains_an_adapter_to_the_same_bits(tmp_path: Path) -> 
         ({"adapter": AdapterSettings(dropout=0.1)}, "adapter.dropout: the engine drew with all"),
         ({"layout": Layout(dp=2)}, "layout: an adapter is trained on one device"),
         ({"workers": WorkerSettings(count=1, tp=2)}, "workers.tp: .* on one device"),
-        ({"workers": WorkerSettings(count=1, ray="local")}, "workers.ray: the weights beside"),
         (
             {"adapter": AdapterSettings(dora=True), "engine_weights": "fp8"},
             "adapter.dora: the lengths of rows in fp8",

@@ -11,7 +11,9 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.linear import Linear
 from meshwright.run.posttrain.adapters import DecoderAdapter, Lora, adapt
+from meshwright.run.posttrain.adapters.adapter import modules_of
 from meshwright.run.posttrain.objectives.decoded import decoder_logprobs
 from meshwright.run.posttrain.weights.adapter_slot import of_adapter
 from meshwright.run.posttrain.weights.offered import FROZEN, Offered
@@ -22,6 +24,7 @@ from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.engine.ranks import SERVED, Ranks
 from meshwright.run.serve.engine.settings import AdapterRoom, EngineSettings
 from meshwright.run.serve.llm import LLM
+from meshwright.run.serve.model.peft_folder import short_name
 from tests.run.posttrain.adapters.models import ours, stir
 
 PROMPT = tuple(range(1, 20))
@@ -34,10 +37,11 @@ KINDS = {
 
 def engine_for(decoder: Decoder, lora: Lora, *, shares: bool = True, ranks: Ranks = SERVED) -> LLM:
     """Start an engine with room for an adapter, which has the decoder's weights or drawn ones."""
-    room = AdapterRoom(rank=lora.rank, dora=lora.dora)
+    chosen = tuple(short_name(each) for each in modules_of(decoder) if lora.chooses(each))
+    room = AdapterRoom(rank=lora.rank, dora=lora.dora, modules=chosen)
     settings = EngineSettings(device="cpu", graphs=False, own_adapter=room)
-    weights = dict(decoder.named_parameters()) if shares else None
-    return LLM(decoder.model, settings, ranks=ranks, weights=weights)
+    lent = dict(decoder.named_parameters()) if shares else None
+    return LLM(decoder.model, settings, ranks=ranks, lent=lent)
 
 
 def drawn(llm: LLM, count: int = 8) -> Iterator[tuple[int, float]]:
@@ -113,6 +117,14 @@ def test_the_engine_uses_the_trainers_weights_where_they_lie(tmp_path: Path) -> 
     assert all(each.numel() for each in served.values()), "weights stay, the cache does not"
     llm.upkeep.wake()
     assert not llm.engine.asleep
+
+
+def test_layers_that_it_leaves_alone_are_plain_ones(tmp_path: Path) -> None:
+    decoder, adapter = trained(tmp_path, KINDS["few"])
+    llm = engine_for(decoder, adapter.settings)
+    served = llm.engine.runner.forward.decoder.layers[0]
+    linear = {name: one for name, one in served.named_modules() if isinstance(one, Linear)}
+    assert {name for name, one in linear.items() if one.across is not None} == {"mixer.qkv"}
 
 
 def test_engines_elsewhere_get_the_frozen_weights_once(tmp_path: Path) -> None:

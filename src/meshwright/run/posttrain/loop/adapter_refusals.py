@@ -26,9 +26,6 @@ def adapter_problems(settings: "LoopSettings") -> Iterator[Problem]:
     if workers.tp > 1:
         what = "an engine answers with an adapter on one device"
         yield Problem("workers.tp", what, "use 1 and more workers, or train every weight")
-    if workers.ray:
-        what = "the weights beside an adapter lie on the trainer's machine alone"
-        yield Problem("workers.ray", what, "leave it out, or train every weight")
     if adapter.dora and settings.engine_weights != "model":
         what = f"the lengths of rows in {settings.engine_weights} are not those of the model"
         yield Problem("adapter.dora", what, "leave it out, or engine_weights")

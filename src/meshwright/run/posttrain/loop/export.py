@@ -66,10 +66,8 @@ def export_policy(
     model = load_config(settings.model)
     words = ", averaged" if averaged else ""
     if settings.adapter is not None:
-        kept = "optimizer.average" if averaged else "adapter"
         adapter = _empty_adapter(settings, settings.adapter, weights=merge)
-        into = {f"{kept}.{name}": one.data for name, one in adapter.named_parameters()}
-        done = load_tensors(run, into, step)
+        done = _fill(adapter, run, settings, averaged=averaged, step=step)
         if not merge:
             save_adapter(adapter, folder, base=settings.model, dtype=dtype)
             count, kind = _count(adapter), dtype or torch.float32
@@ -97,6 +95,20 @@ def _empty_adapter(
     if weights:
         load(decoder, settings.model)
     return adapt(decoder, own.lora(), seed=settings.seed)
+
+
+def _fill(
+    adapter: DecoderAdapter, run: Path, settings: LoopSettings, *, averaged: bool, step: int | None
+) -> int:
+    """Fill an adapter, or its average, from a checkpoint; return the step."""
+    rounded = averaged and settings.optimizer.average_precision == "bf16"
+    kind = torch.bfloat16 if rounded else torch.float32
+    kept = "optimizer.average" if averaged else "adapter"
+    found = {name: torch.empty_like(one, dtype=kind) for name, one in adapter.named_parameters()}
+    done = load_tensors(run, {f"{kept}.{name}": one for name, one in found.items()}, step)
+    for name, one in adapter.named_parameters():
+        one.data.copy_(found[name])
+    return done
 
 
 def _format(settings: LoopSettings) -> torch.dtype:

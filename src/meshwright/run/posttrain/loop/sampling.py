@@ -23,6 +23,7 @@ from meshwright.run.posttrain.workers.hiring import fleet_of
 from meshwright.run.serve.engine.settings import AdapterRoom, EngineSettings
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.run.serve.interface import Memory
+from meshwright.run.serve.model.peft_folder import short_name
 from meshwright.spec.model import Model
 from meshwright.spec.units import format_some
 
@@ -45,10 +46,10 @@ class _Own:
         offered: OfferedByRanks | None,
         adapter: DecoderAdapter | None,
     ) -> None:
-        lent = lends_weights(adapted=adapter is not None, one_process=True)
-        self._level = 0 if lent else 2
-        weights = dict(decoder.named_parameters()) if lent else None
-        self.engine, self._upkeep, _, _ = start_engine(source, settings, weights=weights)
+        lends = lends_weights(adapted=adapter is not None, one_process=True)
+        self._level = 0 if lends else 2
+        lent = dict(decoder.named_parameters()) if lends else None
+        self.engine, self._upkeep, _, _ = start_engine(source, settings, lent=lent)
         self._weights: EngineWeights | TakenHere
         if adapter is not None:
             self._weights = EngineWeights(
@@ -175,7 +176,8 @@ class Sampling:
 
 
 def _room_for(adapter: DecoderAdapter) -> AdapterRoom:
-    return AdapterRoom(rank=adapter.settings.rank, dora=adapter.settings.dora)
+    modules = tuple(short_name(name) for name in adapter.pairs)
+    return AdapterRoom(rank=adapter.settings.rank, dora=adapter.settings.dora, modules=modules)
 
 
 class Watching:

@@ -103,6 +103,10 @@ class Offered:
         """Return where the last version lies."""
         return sorted((self.folder / f"version-{self.version}").glob("*.weights"))
 
+    def frozen_files(self) -> list[Path]:
+        """Return where frozen weights lie."""
+        return sorted((self.folder / FROZEN).glob("version-*/*.weights"))
+
     def close(self) -> None:
         """Give all memory back."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -23,6 +23,8 @@ class AdapterRoom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Its highest rank."""
     dora: bool = False
     """Whether it changes the lengths of rows."""
+    modules: tuple[str, ...] = ()
+    """What it changes, by names from the layer on; all linear layers where none are named."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ and B has their blocks on its diagonal. Folders are PEFT's.
 Shapes: N tokens, K inputs, M outputs, S slots, r rank of a fused product.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,18 @@ class Adapters:
     """The adapters of one served model."""
 
     def __init__(
-        self, forward: Forward, *, slots: int = 8, rank: int = 16, dora: bool = False
+        self,
+        forward: Forward,
+        *,
+        slots: int = 8,
+        rank: int = 16,
+        dora: bool = False,
+        modules: Collection[str] = (),
     ) -> None:
-        """Make room for `slots` adapters of at most `rank`; `dora` for such as change lengths."""
+        """Make room for `slots` adapters of at most `rank`; `dora` for such as change lengths.
+
+        Where `modules` are named, from the layer on, adapters change no others.
+        """
         self.forward, self.slots, self.rank, self.dora = forward, slots, rank, dora
         self.names: dict[str, int] = {}
         """The slot of each adapter that is loaded."""
@@ -184,6 +193,8 @@ class Adapters:
         decoder = forward.decoder
         self._layers: dict[str, LoraLinear] = {}
         for name, parts in parts_of(decoder).items():
+            if modules and not any(part.theirs in modules for part in parts):
+                continue
             layer = decoder.get_submodule(name)
             assert isinstance(layer, Linear)
             if layer.across is not None:
