@@ -199,6 +199,21 @@ def test_workers_have_devices_of_their_own(tmp_path: Path, capsys: Captured) -> 
     assert best["setup"]["rounds"]["prompts"] == 16
 
 
+def test_an_adapter_of_a_file_is_simulated(tmp_path: Path, capsys: Captured) -> None:
+    path, words = tmp_path / "loop.toml", ["--cluster", "h200-superpod"]
+    path.write_text(FILE.replace("asynchronous", "colocated").replace("max_staleness = 2", ""))
+    whole = simulated([str(path), *words], capsys)
+    path.write_text(f'{path.read_text()}\n[adapter]\nrank = 4\ntargets = ["q_proj", "o_proj"]\n')
+    small = simulated([str(path), *words], capsys)
+    assert small["setup"]["rounds"]["adapter"] == {"rank": 4, "targets": ["qkv", "out"]}
+    for doing, held in small["outcome"]["peak_bytes"].items():
+        assert held <= whole["outcome"]["peak_bytes"][doing]
+    assert small["outcome"]["sync_s"] < whole["outcome"]["sync_s"]
+    assert any("adapter adds to an engine" in remark for remark in small["remarks"])
+    rank = simulated([str(path), *words, "--adapter-rank", "8"], capsys)["setup"]["rounds"]
+    assert rank["adapter"]["rank"] == 8, "flags replace what the file says"
+
+
 def test_a_run_that_only_trains_and_too_small_a_cluster_are_told(
     tmp_path: Path, capsys: Captured
 ) -> None:

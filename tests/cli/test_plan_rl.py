@@ -39,6 +39,17 @@ def test_a_simulation_of_the_plan_says_the_same(capsys: Captured) -> None:
     assert alone["setup"]["training"] == plan["setup"]["training"]
 
 
+def test_an_adapter_is_planned_without_states_of_frozen_weights(capsys: Captured) -> None:
+    words = [*SMALL[:-2], "--gpus", "8", "--tp", "1", "--placement", "colocated"]
+    assert main(["plan", "rl", *words, "--adapter-rank", "16", "--json"]) == 0
+    small = json.loads(capsys.readouterr().out)["plans"][0]
+    assert main(["plan", "rl", *words, "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)["plans"][0]
+    assert small["setup"]["rounds"]["adapter"]["rank"] == 16
+    assert small["outcome"]["peak_bytes"]["training"] < whole["outcome"]["peak_bytes"]["training"]
+    assert small["outcome"]["sync_s"] < whole["outcome"]["sync_s"] / 20
+
+
 def test_what_a_plan_leaves_out_is_told_with_it(capsys: Captured) -> None:
     words = ["qwen3-30b-a3b", *SMALL[1:9], "--tp", "1", "--placement", "colocated"]
     assert main(["plan", "rl", *words, "--output", "4000", "--longest", "400", "--json"]) == 0

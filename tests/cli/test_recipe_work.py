@@ -43,8 +43,8 @@ def test_an_adapter_needs_less_memory_and_time(tmp_path: Path, capsys: Captured)
 
 def test_values_are_those_that_recipes_take() -> None:
     pytest.importorskip("torch", reason="reads recipes")
+    from meshwright.run.posttrain.adapters.settings import AdapterSettings
     from meshwright.run.posttrain.supervised import job_file
-    from meshwright.run.posttrain.supervised.settings import AdapterSettings
 
     assert AdapterSettings().rank == RANK
     assert job_file.LENGTH == LENGTH

@@ -124,10 +124,11 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
     assert "run: holds a run of dpo, and this is one of ipo\n  hint: give this run a folder" in told
 
 
-def test_reinforcement_learning_says_that_it_has_no_adapters(capsys: Captured) -> None:
-    told = refused(["--recipe", "grpo", "sorting-digits", *LOOP, "adapter.rank=8"], capsys)
-    assert "adapter: reinforcement learning trains every weight" in told
-    assert "mw export --merge" in told
+def test_reinforcement_learning_says_what_of_an_adapter_it_lacks(capsys: Captured) -> None:
+    words = ["--recipe", "grpo", "sorting-digits", *LOOP]
+    told = refused([*words, "adapter.rank=8", "adapter.dropout=0.1"], capsys)
+    assert "adapter.dropout: the engine drew with all inputs" in told
+    assert "adapter.ranc" in refused([*words, "adapter.ranc=8"], capsys)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import pytest
 
 from meshwright.policy.transfer import Transfer, plan_transfer
-from meshwright.predict.held import Side, held
+from meshwright.predict.held import Side, held, held_adapter
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Experts, Model, decoder
+from meshwright.spec.workload import Adapter
 
 # Widths that layouts divide: uneven parts are cut elsewhere by a run that cuts between any numbers.
 DENSE = decoder("dense", layers=4, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=64)
@@ -55,6 +56,24 @@ def test_a_plan_moves_the_bytes_that_a_run_moves(
     assert plan.moved_bytes == real.moved_bytes
     # Who of several sends what may differ, as pieces are larger; nobody has far more to do.
     assert max(plan.sent_bytes()) == pytest.approx(max(real.sent_bytes()), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(Layout(), Layout()), (Layout(pp=2, dp=2), Layout(tp=2)), (Layout(tp=2, zero=3), Layout())],
+)
+def test_versions_of_an_adapter_are_its_numbers_in_fp32(source: Layout, target: Layout) -> None:
+    pytest.importorskip("torch", reason="asks the adapter of a run")
+    from meshwright.run.nn.build import build
+    from meshwright.run.posttrain.adapters import lora_for
+    from meshwright.run.posttrain.adapters.adapter import modules_of, shapes_for
+
+    for adapter in (Adapter(rank=4), Adapter(rank=2, targets=("qkv", "down"))):
+        trainers, ranks = held_adapter(DENSE, adapter, source, target)
+        plan = plan_transfer(trainers, ranks * 2)
+        decoder = build(DENSE, device="meta")
+        shapes = shapes_for(modules_of(decoder), lora_for(decoder, adapter)).values()
+        assert sum(plan.received_bytes()) == 2 * 4 * sum(a * b for a, b in shapes)
 
 
 def test_linear_layers_travel_in_fp8_where_rows_are_whole() -> None:

@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> Answer:
     recipe = recipe_in(load_data(source / "config.toml"))
     if recipe not in (None, "grpo") and not args.average:
         return _of_recipe(args, step, formats[args.format])
+    if recipe == "grpo":
+        return _of_loop(args, step, formats[args.format])
     if args.merge:
         what = "has no adapter: every weight was trained"
         raise InputError([Problem(args.run, what, "leave --merge out")])
-    if recipe == "grpo":
-        return _of_loop(args, step, formats[args.format])
     job = load_job(source / "config.toml")
     require_apart(folder, source, job.start_from)
     trained = load_trained(source, job, which="average" if args.average else "weights", step=step)
@@ -124,12 +124,14 @@ def _of_loop(args: argparse.Namespace, step: int | None, dtype: "torch.dtype | N
 
     run, folder = Path(args.run), Path(args.folder)
     settings = settings_of(args.run)
-    wrote = export_policy(run, settings, folder, averaged=args.average, step=step, dtype=dtype)
+    wrote = export_policy(
+        run, settings, folder, averaged=args.average, merge=args.merge, step=step, dtype=dtype
+    )
     return _answer(
         args,
         wrote.model,
         step=wrote.step,
-        what="policy, averaged" if args.average else "policy",
+        what=wrote.what,
         parameters=wrote.parameters,
         form=str(wrote.format).removeprefix("torch."),
         tokenizer=settings.model,

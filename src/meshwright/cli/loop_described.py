@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from meshwright.cli.answer import Table, table
+from meshwright.cli.recipe_work import adapter_data
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.policy.rollout import Placement
 from meshwright.predict.rl.outcome import Outcome
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
-from meshwright.spec.read import read
+from meshwright.spec.read import plain, read
 from meshwright.spec.serving import Limits
 from meshwright.spec.units import format_seconds
 from meshwright.spec.work import read_model
-from meshwright.spec.workload import histogram
+from meshwright.spec.workload import Adapter, histogram
 
 if TYPE_CHECKING:
     from meshwright.run.posttrain.loop.settings import LoopSettings
@@ -111,6 +112,7 @@ def describe(word: str) -> Loop:
             # Ratios are to what the engine told, unless a correction computes it once more.
             "forwards": (aim.correction != "none") + (aim.kl > 0),
             "reference": aim.kl > 0,
+            "adapter": _adapter(settings),
             "seed": settings.seed,
         },
         limits=settings.limits,
@@ -120,6 +122,13 @@ def describe(word: str) -> Loop:
         rows=rows,
         remarks=(*remarks, *_left_out(settings)),
     )
+
+
+def _adapter(settings: "LoopSettings") -> Adapter | None:
+    """Return what is trained beside frozen weights, in the words of a workload."""
+    if settings.adapter is None:
+        return None
+    return read(Adapter, adapter_data(plain(settings.adapter)), "adapter")
 
 
 def _in_file(word: str, problems: Iterable[Problem]) -> Iterator[Problem]:
@@ -191,6 +200,8 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
         yield "each worker is taken to have devices of its own"
     if settings.objective.advantage == "gae":
         yield "what the critic computes and keeps is not counted"
+    if settings.adapter is not None:
+        yield "what the adapter adds to an engine's steps is not counted"
     if settings.spare_prompts:
         yield "spare prompts are not drawn: which groups carry a signal is not known before"
 

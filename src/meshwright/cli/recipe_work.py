@@ -38,7 +38,7 @@ def work_of(path: str, data: Mapping[str, Any]) -> dict[str, Any]:
         model = read_model(found["model"], "model")
         workload["sequence_length"] = min(LENGTH, model.max_positions or LENGTH)
     if "adapter" in data or kind in _ADAPTED:
-        workload["adapter"] = _adapter(data.get("adapter") or {})
+        workload["adapter"] = adapter_data(data.get("adapter") or {})
     return {**found, "workload": workload}
 
 
@@ -58,7 +58,8 @@ def _start(path: str, data: Mapping[str, Any]) -> object:
     return str(where) if where.is_dir() else start
 
 
-def _adapter(given: Mapping[str, Any]) -> dict[str, Any]:
+def adapter_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an adapter of a recipe as a workload has it; targets that it has no word for raise."""
     found: dict[str, Any] = {"rank": given.get("rank", RANK)}
     targets = given.get("targets", "all-linear")
     if targets == "all-linear":

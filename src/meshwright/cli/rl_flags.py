@@ -14,7 +14,7 @@ from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.layout.words import short_name
 from meshwright.spec.units import format_bytes, format_some, parse_count
-from meshwright.spec.workload import LogNormal
+from meshwright.spec.workload import Adapter, LogNormal
 
 ROUNDS = {
     "prompts": "128", "samples": "16", "prompt": "256", "output": "lognormal:1024:0.6",
@@ -62,6 +62,10 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
     trained.add_argument(
         "--packed", metavar="TOKENS", help="of a microbatch (default: the longest sample)"
     )
+    trained.add_argument(
+        "--adapter-rank", metavar="N",
+        help="rank of an adapter on every linear layer (LoRA), which is all that is trained",
+    )  # fmt: skip
     for name in TRAINER:
         trained.add_argument(
             f"--train-{name}", metavar="N", help=f"{name} of the trainer (default: the fastest)"
@@ -80,6 +84,10 @@ def rounds_of(args: argparse.Namespace, known: Mapping[str, Any] | None = None) 
             parse = parse_lengths if name in _LENGTHS else parse_count
             value = parse(value, f"--{name}")
         fields[name] = value
+    if args.adapter_rank is not None:
+        rank = parse_count(args.adapter_rank, "--adapter-rank")
+        require(whole("--adapter-rank", rank, most=4096))
+        fields["adapter"] = Adapter(rank=rank)
     require(
         whole("--prompts", fields["prompts"], most=100_000),
         whole("--samples", fields["samples"], most=10_000),

@@ -25,7 +25,7 @@ from meshwright.cli.rl_flags import (
 )
 from meshwright.cli.serve_flags import add_served, cluster_of, engine_of, model_of
 from meshwright.errors import InputError, Problem
-from meshwright.policy.rollout import PLACEMENTS, TOO_OLD
+from meshwright.policy.rollout import PLACEMENTS, TOO_OLD, lends_weights
 from meshwright.predict.rl.engines import require_room
 from meshwright.predict.rl.outcome import Outcome, predict_rl
 from meshwright.predict.rl.setup import MEASURED, Setup, share_of
@@ -156,6 +156,7 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
         batch_tokens=loop.limits.batch_tokens, graph_tokens=loop.limits.graph_tokens,
     )  # fmt: skip
     staleness = loop.max_staleness if args.placement is None else None
+    rounds = rounds_of(args, loop.rounds)
     return Setup(
         model=loop.model,
         cluster=cluster,
@@ -164,13 +165,14 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
         training=msgspec.structs.replace(
             loop.layout, precision="fp32" if precision == "fp32" else "bf16"
         ),
-        rounds=rounds_of(args, loop.rounds),
+        rounds=rounds,
         max_staleness=parse_count(args.max_staleness, "--max-staleness")
         if args.max_staleness is not None
         else staleness,
         too_old=args.too_old,
         running=None if args.running is None else parse_count(args.running, "--running"),
         beside=alone and placement == "disaggregated",
+        lent=lends_weights(adapted=rounds.adapter is not None, one_process=alone),
         software=SOFTWARE["meshwright"],
         measured=_steps(args),
     )

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from meshwright.cli.loop_described import PRESETS, read_settings
 from meshwright.cli.overrides import changed
 from meshwright.cli.train_loop_page import write_report
 from meshwright.cli.train_ranks import run_folder_of
+from meshwright.cli.train_recipe import adapter_remarks
 from meshwright.cli.train_values import told_values
 from meshwright.errors import InputError, Problem
 from meshwright.run.parallel.launch.environment import world_of
@@ -82,11 +84,19 @@ def train_loop(args: argparse.Namespace) -> Answer:
     answer = _answer(settings, outcome)
     if not settings.folder:
         return answer
-    notes = [Note(f"wrote {write_report(Path(settings.folder))}")]
+    said = [f"wrote {write_report(Path(settings.folder))}"]
     if settings.model and not settings.rollout_only:
+        said = [*_remarks(settings), *said]
+    return answer._replace(views=(*answer.views, *map(Note, said)))
+
+
+def _remarks(settings: "LoopSettings") -> Iterator[str]:
+    """Say what a finished run that began with a model can be used for."""
+    if settings.adapter is None:
         words = ["mw", "export", settings.folder, "FOLDER"]
-        notes.insert(0, Note(f"{shlex.join(words)} writes the model"))
-    return answer._replace(views=(*answer.views, *notes))
+        yield f"{shlex.join(words)} writes the model"
+        return
+    yield from adapter_remarks(Path(settings.folder), settings.model, settings.adapter.rank)
 
 
 class _Asked(NamedTuple):
@@ -103,6 +113,7 @@ class _Asked(NamedTuple):
 
 def settings_of(args: argparse.Namespace) -> _Asked:
     """Return what the file, the flags and the words after it say."""
+    from meshwright.run.posttrain.adapters.settings import with_listed_targets
     from meshwright.run.posttrain.loop import sorting_digits
     from meshwright.run.posttrain.loop.settings import optimizer_of
     from meshwright.run.train.job_file import located
@@ -122,10 +133,12 @@ def settings_of(args: argparse.Namespace) -> _Asked:
         fix = f"use {', '.join(PRESETS)}, a TOML file, or a model's folder"
         raise InputError([Problem(args.job, "is no task, file or model", fix)])
     file.pop("recipe", None)
+    words = with_listed_targets(words)
     model = str({**file, **words}.get("model", ""))
+    adapted = "adapter" in file or "adapter" in words
     sources = [
         # Each value by itself: who gives a rate keeps the schedule.
-        Source("recipe grpo", {"optimizer": plain(optimizer_of(model))}),
+        Source("recipe grpo", {"optimizer": plain(optimizer_of(model, adapted=adapted))}),
         Source(args.job, file),
         Source("--folder" if args.folder else "default", {"folder": str(run_folder_of(args))}),
         Source("--rollout-only", {"rollout_only": True} if args.rollout_only else {}),
@@ -133,10 +146,6 @@ def settings_of(args: argparse.Namespace) -> _Asked:
         Source("command line", words),
     ]
     merged = resolve(sources)
-    if "adapter" in merged.data:
-        what = "reinforcement learning trains every weight, and has no adapters"
-        fix = "leave it out; a LoRA that mw export --merge put into its model can begin a run"
-        raise InputError([Problem("adapter", what, fix)])
     try:
         return _Asked(read_settings(merged.data), merged.origins)
     except InputError as error:

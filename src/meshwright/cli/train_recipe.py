@@ -90,10 +90,15 @@ def remarks(asked: "AskedJob", folder: Path) -> Iterator[str]:
     if job.adapter is None:
         yield f"{shlex.join(['mw', 'export', str(folder), 'FOLDER'])} writes the model"
         return
-    adapter, model = folder / "adapter", job.start_from or "MODEL"
+    yield from adapter_remarks(folder, job.start_from or "MODEL", job.adapter.rank)
+
+
+def adapter_remarks(folder: Path, model: str, rank: int) -> Iterator[str]:
+    """Say what the adapter of a finished run can be used for."""
+    adapter = folder / "adapter"
     words = ["mw", "serve", model, "--adapter", f"own={adapter}"]
-    if job.adapter.rank > 16:
-        words += ["--adapter-rank", str(job.adapter.rank)]
+    if rank > 16:
+        words += ["--adapter-rank", str(rank)]
     yield f"wrote {adapter}; {shlex.join(words)} serves it beside the model"
     merged = shlex.join(["mw", "export", str(folder), "FOLDER", "--merge"])
     yield f"{merged} writes the model with the adapter in it"

@@ -5,6 +5,9 @@ go the same ways, in fewer, larger pieces: matrices of a layer that both sides c
 as one, and so are layers that lie on the same ranks, where there would be too many slices. Vectors,
 biases and vision towers are small and counted whole on every rank. With ZeRO 3 a rank keeps rows of
 its part, where a run cuts between any two numbers.
+
+Of an adapter each matrix has a pair of its own, whole on every replica. Tensor-parallel ranks are
+taken to have even parts of both, where runs keep the half that is not cut whole.
 """
 
 from collections import Counter
@@ -18,9 +21,12 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import coordinate, expert_coordinate, group_of
 from meshwright.spec.layout.stages import chunks, rank_chunks
 from meshwright.spec.model import Model, Weight
+from meshwright.spec.workload import Adapter
 
 SLICES = 10_000
 """About as many slices as a plan is made of, where layers can be taken together."""
+_PAIRS = ("fp32",)
+"""What runs keep adapters in."""
 Formats = tuple[str, ...]
 """How numbers are kept; where they are rounded twice, both formats in turn."""
 
@@ -72,6 +78,37 @@ def held(model: Model, source: Side, target: Side, *, engines: int) -> tuple[lis
             for rank in range(side.layout.gpus)
         ]
         for number, side in enumerate((source, target))
+    )
+
+
+def held_adapter(
+    model: Model, adapter: Adapter, source: Layout, target: Layout
+) -> tuple[list[Holds], ...]:
+    """Return what each rank of the source holds of an adapter, and each rank of one engine."""
+    runs = _runs(model, (source, target), model.layers)
+    numbers = {
+        block.name: sum(
+            weight.copies * adapter.rank * (weight.fan_in + weight.fan_out)
+            for weight in block.weights(model.hidden)
+            if adapter.trains(weight)
+        )
+        for block in model.blocks
+    }
+
+    def holds(layout: Layout, rank: int) -> Holds:
+        place = coordinate(layout, rank)
+        mine = rank_chunks(layout, model.layers)[place.pp]
+        return {
+            f"{run.first}.adapter": _box(
+                _PAIRS, [(run.last - run.first) * count], {0: (layout.tp, place.tp)}, 0, (1, 0)
+            )
+            for run in runs
+            if any(each.first <= run.first < each.last for each in mine)
+            if (count := numbers[run.block])
+        }
+
+    return tuple(
+        [holds(layout, rank) for rank in range(layout.gpus)] for layout in (source, target)
     )
 
 
@@ -160,37 +197,38 @@ class _Rank:
                 1: (shards, self.among.expert_tp * shards // layout.experts_tp),
             }
             whole = [of.copies, cut, layers * of.along]
-            return self._box(self.side.others, whole, mine, 2, self.sparse)
+            return _box(self.side.others, whole, mine, 2, self.sparse)
         kept = self.side.linear if of.is_linear else self.side.others
         # Where there are fewer parts than ranks, neighbours hold the same one.
         part = shards, self.place.tp * shards // layout.tp
         if of.kind == "row":
-            return self._box(kept, [layers * of.along, cut], {1: part}, 0, self.dense)
-        return self._box(kept, [layers * cut, of.along], {0: part}, 0, self.dense)
+            return _box(kept, [layers * of.along, cut], {1: part}, 0, self.dense)
+        return _box(kept, [layers * cut, of.along], {0: part}, 0, self.dense)
 
     def _table(self) -> Held:
         whole = [self.model.vocab, self.model.hidden]
         mine = (self.side.layout.tp, self.place.tp)
-        return self._box(self.side.others, whole, {0: mine}, 0, self.dense)
+        return _box(self.side.others, whole, {0: mine}, 0, self.dense)
 
     def _vector(self, size: int) -> Held:
-        return self._box(self.side.others, [size], {}, 0, self.dense)
+        return _box(self.side.others, [size], {}, 0, self.dense)
 
-    @staticmethod
-    def _box(
-        formats: Formats,
-        whole: list[int],
-        cut: dict[int, tuple[int, int]],
-        axis: int,
-        shard: tuple[int, int],
-    ) -> Held:
-        offsets, sizes = [0] * len(whole), list(whole)
-        for along, (ranks, index) in (*cut.items(), (axis, shard)):
-            each = -(-sizes[along] // ranks)
-            first = min(index * each, sizes[along])
-            offsets[along] += first
-            sizes[along] = min(each, sizes[along] - first)
-        return Held(formats, tuple(whole), (Extent(tuple(offsets), tuple(sizes)),))
+
+def _box(
+    formats: Formats,
+    whole: list[int],
+    cut: dict[int, tuple[int, int]],
+    axis: int,
+    shard: tuple[int, int],
+) -> Held:
+    """Return the part of a whole that a rank has, by what it cuts of which sides."""
+    offsets, sizes = [0] * len(whole), list(whole)
+    for along, (ranks, index) in (*cut.items(), (axis, shard)):
+        each = -(-sizes[along] // ranks)
+        first = min(index * each, sizes[along])
+        offsets[along] += first
+        sizes[along] = min(each, sizes[along] - first)
+    return Held(formats, tuple(whole), (Extent(tuple(offsets), tuple(sizes)),))
 
 
 def _shards(layout: Layout, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -15,6 +15,7 @@ from meshwright.policy.rollout import (
     Train,
     engine_share,
     held,
+    lends_weights,
 )
 
 NAMES: dict[type, Doing] = {Generate: "generating", Sync: "syncing", Train: "training"}
@@ -32,6 +33,14 @@ def test_turns_leave_room_for_who_has_them(doing: Doing, lies: set[str]) -> None
     assert held(doing, by_turns=True) == lies
     always = {"policy", "training", "served", "cache"}
     assert held(doing, by_turns=False) == always | (lies & {"step", "aside"})
+
+
+def test_an_engine_that_is_lent_weights_gives_none_up() -> None:
+    assert held("training", by_turns=True, lent=True) == {"policy", "training", "step", "served"}
+    assert held("generating", by_turns=True, lent=True) == held("generating", by_turns=True)
+    assert lends_weights(adapted=True, one_process=True)
+    assert not lends_weights(adapted=False, one_process=True), "the trainer changes them"
+    assert not lends_weights(adapted=True, one_process=False)
 
 
 def test_every_action_of_a_controller_finds_what_is_promised() -> None:

@@ -10,8 +10,11 @@ from meshwright.predict.rl import Setup, simulate
 from meshwright.predict.rl.framework import MESHWRIGHT, NEMO_RL, Framework
 from meshwright.predict.rl.peaks import GENERATING, SYNCING, TRAINING
 from meshwright.predict.rl.prices import Prices, prices_of
+from meshwright.predict.serving.fleet import Copies, default_limits
 from meshwright.predict.serving.memory import serving_memory
+from meshwright.spec.layout import Layout
 from meshwright.spec.model import count_parameters
+from meshwright.spec.workload import Adapter
 from tests.predict.rl.setups import CLUSTER, MODEL, rounds, setup
 
 GPU = CLUSTER.gpu.memory_bytes
@@ -67,6 +70,47 @@ def test_a_reference_model_is_moved_and_counted_where_it_lies() -> None:
     assert alone.peak_bytes == pulled.peak_bytes
     none = prices_of(colocated(rounds=rounds(forwards=2, reference=False)))
     assert none.peak_bytes == plain.peak_bytes
+
+
+def test_an_adapter_leaves_states_gradients_and_the_reference_out() -> None:
+    adapter = Adapter(rank=16)
+    whole, small = (
+        prices_of(colocated(rounds=rounds(forwards=2, adapter=one))) for one in (None, adapter)
+    )
+    # Weights of a reference, and of states no less than weights have: here shared by eight.
+    assert whole.peak_bytes[TRAINING] - small.peak_bytes[TRAINING] > 2 * WEIGHTS
+    assert small.phase_s["load"] < whole.phase_s["load"] / 20
+    assert small.sync.aside_bytes < WEIGHTS / 50
+    assert small.sync.seconds < whole.sync.seconds / 20
+    assert small.phase_s["wake weights"] > 0, "from its host again"
+    assert "wake weights" not in whole.phase_s
+    assert small.step.step_s < whole.step.step_s
+
+
+def test_an_engine_that_is_lent_weights_has_their_room_for_its_cache() -> None:
+    alone = {"training": Layout(recompute="full"), "rounds": rounds(adapter=Adapter(rank=16))}
+    replica = replace(setup("colocated", 2, 2).engines.replica, layout=Layout())
+    engines = Copies(replica=replica, limits=default_limits(replica), count=1)
+    own, lent = (
+        prices_of(replace(colocated(), engines=engines, lent=one, **alone)) for one in (False, True)
+    )
+    more = cache_bytes(lent) - cache_bytes(own)
+    assert more == pytest.approx(2 * WEIGHTS, rel=0.02)
+    assert lent.peak_bytes[GENERATING] == pytest.approx(own.peak_bytes[GENERATING])
+    assert lent.peak_bytes[TRAINING] == own.peak_bytes[TRAINING]
+    fewer = own.peak_bytes[SYNCING] - lent.peak_bytes[SYNCING]
+    assert fewer == pytest.approx(2 * WEIGHTS, rel=0.02)
+    assert "wake weights" not in lent.phase_s
+    fp8 = replace(replica, formats=replace(replica.formats, weights="fp8"))
+    kept = prices_of(
+        replace(colocated(), engines=replace(engines, replica=fp8), lent=True, **alone)
+    )
+    assert kept.peak_bytes[TRAINING] > lent.peak_bytes[TRAINING], "matrices of its own stay"
+
+
+def test_a_framework_whose_way_with_adapters_is_not_known_is_refused() -> None:
+    with pytest.raises(InputError, match="how NeMo-RL sends adapters is not known"):
+        colocated(framework=NEMO_RL, rounds=rounds(adapter=Adapter(rank=8)))
 
 
 def test_who_swaps_leaves_all_of_a_gpu_to_its_engine() -> None:

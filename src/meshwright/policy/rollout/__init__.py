@@ -28,7 +28,7 @@ from meshwright.policy.rollout.arrangement import (
 )
 from meshwright.policy.rollout.controller import Controller, Ending, Progress
 from meshwright.policy.rollout.dealing import Dealer, Dealing
-from meshwright.policy.rollout.memory import Doing, Part, engine_share, held
+from meshwright.policy.rollout.memory import Doing, Part, engine_share, held, lends_weights
 
 __all__ = [
     "PLACEMENTS",
@@ -53,4 +53,5 @@ __all__ = [
     "arranged",
     "engine_share",
     "held",
+    "lends_weights",
 ]

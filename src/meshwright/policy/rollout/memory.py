@@ -7,6 +7,9 @@ nowhere else. A run carries the phases out, a simulation counts the bytes of wha
     generating   policy, served, cache                      policy, training, served, cache
     training     policy, training, step                     the same, and step
     syncing      policy, served, aside                      the same, and aside
+
+An engine that is lent the trainer's weights gives none up: `served` is then what it has in a format
+of its own, if anything.
 """
 
 from typing import Literal
@@ -50,15 +53,27 @@ _ALONE, _BESIDE = 0.9, 0.5
 """The rest of a GPU is left to libraries, and beside a trainer also to its steps."""
 
 
-def held(doing: Doing, *, by_turns: bool) -> frozenset[Part]:
-    """Return what lies on a GPU of both sides while something is done."""
+def lends_weights(*, adapted: bool, one_process: bool) -> bool:
+    """Return whether an engine uses the trainer's weights where they lie.
+
+    Nobody changes those beside an adapter, so one of the trainer's process needs none of its own.
+    """
+    return adapted and one_process
+
+
+def held(doing: Doing, *, by_turns: bool, lent: bool = False) -> frozenset[Part]:
+    """Return what lies on a GPU of both sides while something is done.
+
+    `lent` says that engines use the trainer's weights.
+    """
     if not by_turns:
         return _ALWAYS | _MEANWHILE[doing]
     lies = _ALWAYS
+    stays: frozenset[Part] = frozenset({"served"} if lent else ())
     for name, phases in _ROUND:
         for phase in phases:
             leaves, comes = _MOVED[phase]
-            lies = (lies - leaves) | comes
+            lies = (lies - (leaves - stays)) | comes
         if name == doing:
             break
     return lies | _MEANWHILE[doing]

@@ -76,6 +76,8 @@ class Moves(NamedTuple):
     """Weights of a reference model; 0 without one."""
     served: float
     """Weights of an engine."""
+    frozen: float = 0.0
+    """Of these, what nobody sends again to an engine that has slept, and it reads from its host."""
 
 
 def phase_s(framework: Framework, moves: Moves, rates: HostRates) -> dict[PhaseName, float]:
@@ -83,7 +85,10 @@ def phase_s(framework: Framework, moves: Moves, rates: HostRates) -> dict[PhaseN
     if not framework.swaps:
         # Gradients end with a step, and engines let go of weights that are old when they wake.
         both = (moves.states + moves.reference) / rates.pinned
-        return {"load": both, "offload": both}
+        found: dict[PhaseName, float] = {"load": both, "offload": both}
+        if moves.frozen:
+            found["wake weights"] = moves.frozen / rates.pageable
+        return found
     # NeMo-RL keeps buffers for weights (pinned) and none for the optimizer's tensors; gradients
     # are thrown away. vLLM's first level of sleep copies weights out, and back when it wakes.
     trainer = moves.weights / rates.pinned + moves.states / rates.pageable

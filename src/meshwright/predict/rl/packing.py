@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.predict.rl.setup import Rounds
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training
 
 _TILE = 64
 
@@ -27,6 +27,8 @@ class Packed(NamedTuple):
     """Microbatches that sequences need."""
     fullest: int
     """Tokens of the fullest one."""
+    adapter: Adapter | None = None
+    """What is trained."""
 
     def share(self, replicas: int, *, fills: bool = False) -> "Share":
         """Return what each of so many replicas gets; `fills` fills microbatches up."""
@@ -36,7 +38,7 @@ class Packed(NamedTuple):
         length = ceil(held / sequences)
         # Whole tiles, which parallel axes divide as well; short ones stay as they are.
         length = length if length < _TILE else -(-length // _TILE) * _TILE
-        return Share(count, sequences, length, replicas)
+        return Share(count, sequences, length, replicas, self.adapter)
 
 
 class Share(NamedTuple):
@@ -47,12 +49,18 @@ class Share(NamedTuple):
     """Of one microbatch."""
     length: int
     replicas: int
+    adapter: Adapter | None = None
 
     @property
     def workload(self) -> Training:
         """An update of all replicas."""
         batch = self.microbatches * self.sequences * self.replicas
-        return Training(tokens=batch * self.length, sequence_length=self.length, global_batch=batch)
+        return Training(
+            tokens=batch * self.length,
+            sequence_length=self.length,
+            global_batch=batch,
+            adapter=self.adapter,
+        )
 
     @property
     def tokens(self) -> int:
@@ -78,6 +86,7 @@ def packed(rounds: Rounds, *, room: int | None = None, updates: int | None = Non
         length=max(1, round(squares / tokens)),
         bins=ceil(sum(len(one) for one in bins) / len(bins)),
         fullest=max(max(one) for one in bins),
+        adapter=rounds.adapter,
     )
 
 

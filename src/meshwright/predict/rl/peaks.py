@@ -16,7 +16,7 @@ from meshwright.policy.rollout import Doing, Part, engine_share, held
 from meshwright.predict.memory import MemoryPrediction
 from meshwright.predict.rl.setup import Setup
 from meshwright.predict.serving.fleet import Copies
-from meshwright.predict.serving.memory import ServingMemory
+from meshwright.predict.serving.memory import ServingMemory, serving_memory
 
 GENERATING: Doing = "generating"
 SYNCING: Doing = "syncing"
@@ -52,10 +52,14 @@ def engines_of(setup: Setup, trainer: dict[Part, float]) -> Copies:
         return setup.engines
     replica, by_turns = setup.engines.replica, setup.arrangement.shared
     share = min(replica.engine.memory_share, engine_share(beside=True, by_turns=by_turns))
+    taken = _sum(trainer, held(GENERATING, by_turns=by_turns))
+    if _is_lent(setup):
+        # Weights count once: what the engine is taken to have of its own is the trainer's.
+        taken -= min(trainer["policy"], serving_memory(replica).weight_bytes)
     replica = msgspec.structs.replace(
         replica,
         engine=msgspec.structs.replace(replica.engine, memory_share=share),
-        taken_bytes=_sum(trainer, held(GENERATING, by_turns=by_turns)),
+        taken_bytes=taken,
     )
     return msgspec.structs.replace(setup.engines, replica=replica)
 
@@ -67,11 +71,14 @@ def peaks_of(
     swaps, by_turns = setup.framework.swaps, setup.arrangement.shared
     lies: dict[Part, float] = {
         **trainer,
-        "served": float(serving.weight_bytes),
+        "served": 0.0 if _is_lent(setup) else float(serving.weight_bytes),
         "cache": serving.buffer_bytes + max(0.0, serving.kv_bytes),
         "aside": float(aside_bytes),
     }
-    there = {doing: held(doing, by_turns=by_turns) for doing in (GENERATING, SYNCING, TRAINING)}
+    there = {
+        doing: held(doing, by_turns=by_turns, lent=setup.lent)
+        for doing in (GENERATING, SYNCING, TRAINING)
+    }
     if setup.shares_gpus:
         if swaps:
             there[GENERATING] -= _TRAINER
@@ -83,6 +90,12 @@ def peaks_of(
         SYNCING: max(_sum(lies, there[SYNCING] & side) for side in (_TRAINER, _ENGINES)),
         TRAINING: _sum(lies, there[TRAINING] & _TRAINER),
     }
+
+
+def _is_lent(setup: Setup) -> bool:
+    """Return whether engines have no weights of their own; one in fp8 has its own matrices."""
+    own = setup.engines.replica.formats.weights
+    return setup.lent and setup.shares_gpus and own == setup.training.precision
 
 
 def _sum(lies: dict[Part, float], parts: Iterable[Part]) -> float:

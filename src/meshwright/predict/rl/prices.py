@@ -94,6 +94,7 @@ def prices_of(setup: Setup, *, must_fit: bool = True) -> Prices:
         states=float(worst.optimizer_bytes),
         reference=float(reference_bytes(setup, memory)),
         served=float(serving.weight_bytes),
+        frozen=float(serving.weight_bytes) if rounds.adapter and not setup.lent else 0.0,
     )
     sync = sync_of(setup)
     if must_fit and not memory.fits:

@@ -15,7 +15,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.units import format_some
-from meshwright.spec.workload import Fixed, Lengths
+from meshwright.spec.workload import Adapter, Fixed, Lengths
 
 MEASURED = 16
 """Steps that are measured, where nobody says: asynchronous ones are long and short by turns, and
@@ -62,6 +62,9 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     with those of a reference model."""
     reference: bool | None = None
     """Whether there is such a model; None takes it that there is where `forwards` is 2 or more."""
+    adapter: Adapter | None = None
+    """What is trained beside frozen weights; None trains every weight. The reference model is the
+    policy without it then."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,6 +79,8 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_reference(self) -> bool:
         """Whether a reference model lies somewhere."""
+        if self.adapter is not None:
+            return False
         return self.forwards > 1 if self.reference is None else self.reference
 
     def drawn(self, group: int) -> Drawn:
@@ -110,6 +115,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     beside: bool = False
     """Of `disaggregated`: both sides lie on the same GPUs, with memory of their own, and work one
     after the other."""
+    lent: bool = False
+    """Engines on the trainer's GPUs use its weights where they lie, beside an adapter."""
     software: Software = MEGATRON
     """What trains."""
     framework: Framework = MESHWRIGHT
@@ -125,6 +132,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.beside and self.placement != "disaggregated":
             what = f"{self.placement} with both sides beside each other is not simulated"
             raise InputError([Problem("beside", what, "give both sides GPUs of their own")])
+        if self.rounds.adapter is not None and self.framework.sending == "gathered":
+            what = f"how {self.framework.name} sends adapters is not known"
+            raise InputError([Problem("adapter", what, "leave it out")])
         terms = self.arrangement
         if self.too_old != "wait" and (terms.order == "asked" or not terms.max_staleness):
             what = f"with {self.placement} no group gets too old: steps take them in their order"

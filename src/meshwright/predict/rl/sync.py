@@ -3,20 +3,21 @@
 Frameworks that gather the whole model first are `gathered_of`'s.
 
 Trainers have the first GPUs and engines those behind them, unless they share them. Engines that
-keep weights in a format that no run sends get bf16.
+keep weights in a format that no run sends get bf16. Of an adapter nothing else is sent, in fp32.
 """
 
 from functools import lru_cache
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.transfer import ROW_SCALES, plan_transfer
-from meshwright.predict.held import Side, held
+from meshwright.predict.held import Side, held, held_adapter
 from meshwright.predict.rl.gathered import gathered_of
 from meshwright.predict.rl.setup import Setup
 from meshwright.predict.transfer_time import TransferTime, predict_transfer
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
+from meshwright.spec.workload import Adapter
 
 _SERVED = {"fp32": ("fp32",), "fp16": ("fp16",), "fp8": ("bf16", ROW_SCALES)}
 
@@ -41,6 +42,7 @@ def sync_of(setup: Setup) -> TransferTime:
         engines=setup.engines.count,
         served=_SERVED.get(replica.formats.weights, ("bf16",)),
         shared=setup.shares_gpus,
+        adapter=setup.rounds.adapter,
     )
 
 
@@ -55,6 +57,7 @@ def _sync(
     engines: int,
     served: tuple[str, ...],
     shared: bool,
+    adapter: Adapter | None,
 ) -> TransferTime:
     sources, targets = training.gpus, engines * serving.gpus
     first = 0 if shared else sources
@@ -63,12 +66,15 @@ def _sync(
         what = f"{cluster.name} has no network between its nodes"
         raise InputError([Problem("cluster", what, f"use at most {cluster.scale_up.gpus} GPUs")])
     kept = ("fp32",) if training.precision == "fp32" else ("bf16",)
-    trainers, ranks = held(
-        model,
-        Side(training, kept, kept),
-        Side(serving, served, served[:1]),
-        engines=engines,
-    )
+    if adapter is not None:
+        trainers, ranks = held_adapter(model, adapter, training, serving)
+    else:
+        trainers, ranks = held(
+            model,
+            Side(training, kept, kept),
+            Side(serving, served, served[:1]),
+            engines=engines,
+        )
     plan = plan_transfer(
         trainers,
         engines * ranks,

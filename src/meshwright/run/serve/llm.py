@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.ordering import longest_first
@@ -108,15 +109,17 @@ class LLM:
         settings: EngineSettings | None = None,
         *,
         ranks: Ranks = SERVED,
+        lent: Mapping[str, Tensor] | None = None,
         **given: Any,
     ) -> None:
         """Load a model from a path; `given` are fields of `EngineSettings`.
 
-        A `Model` gets random weights: its answers mean nothing, but take as long. `ranks` is what
-        the engine's ranks can do beside answering.
+        A `Model` gets random weights: its answers mean nothing, but take as long. Weights that are
+        `lent` lie in this process, and are used there. `ranks` is what the engine's ranks can do
+        beside answering.
         """
         settings = settings or EngineSettings(**given)
-        started = start_engine(model, settings, ranks=ranks)
+        started = start_engine(model, settings, ranks=ranks, lent=lent)
         self.engine, self.upkeep, self._words, self.start_up = started
 
     @property

@@ -10,7 +10,11 @@ from meshwright.run.posttrain.loop import running, trainer
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
 from meshwright.run.posttrain.loop.sampling import Sampling
-from meshwright.run.posttrain.loop.settings import LoopSettings, ObjectiveSettings
+from meshwright.run.posttrain.loop.settings import (
+    AdapterSettings,
+    LoopSettings,
+    ObjectiveSettings,
+)
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import RolloutLog
 from meshwright.run.posttrain.rollouts.record import Rollout
@@ -26,6 +30,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "asynchronous": {"placement": "asynchronous"},
     "colocated": {"placement": "colocated"},
     "critic": {"objective": ObjectiveSettings(advantage="gae", minibatches=2)},
+    "adapter": {
+        "adapter": AdapterSettings(rank=4),
+        "objective": ObjectiveSettings(minibatches=2, kl=0.04),
+    },
+    "adapter, asynchronous": {"adapter": AdapterSettings(dora=True), "placement": "asynchronous"},
     "spare": {"spare_prompts": 3},
     "asynchronous, spare": {"placement": "asynchronous", "spare_prompts": 3},
 }

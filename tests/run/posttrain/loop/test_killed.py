@@ -13,8 +13,7 @@ pytest.importorskip("torch", reason="runs a model")
 
 import torch
 
-from meshwright.run.nn.decoder import Decoder
-from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop import Outcome, run
 from meshwright.run.posttrain.loop.keeping import keys_of
 from meshwright.run.posttrain.rollouts import read_rollouts
 from tests.run.posttrain.loop.killed import PHASES, STEPS, settings_of
@@ -24,8 +23,19 @@ REPOSITORY = Path(__file__).parents[4]
 
 
 @cache
-def uninterrupted(kind: str) -> Decoder:
-    return run(settings_of("", kind)).decoder
+def uninterrupted(kind: str) -> Outcome:
+    return run(settings_of("", kind))
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Tell whether two runs came to the same weights, and adapters where they have some."""
+    pairs = zip(learnt(one), learnt(other), strict=True)
+    return all(torch.equal(mine, its) for mine, its in pairs)
+
+
+def learnt(outcome: Outcome) -> list[torch.Tensor]:
+    adapter = () if outcome.adapter is None else outcome.adapter.parameters()
+    return [*outcome.decoder.parameters(), *adapter]
 
 
 CASES = [(kind, phase) for kind in ("disaggregated", "asynchronous") for phase in PHASES]
@@ -36,6 +46,8 @@ CASES += [
     for phase in ("draw", "train", "sync", "checkpoint")
 ]
 CASES += [("colocated", "train"), ("colocated", "sync")]
+CASES += [("adapter", phase) for phase in PHASES]
+CASES += [("adapter, asynchronous", "train"), ("adapter, asynchronous", "sync")]
 
 
 @pytest.mark.parametrize(("kind", "phase"), CASES)
@@ -59,9 +71,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, kind: str, phase: str) -> None:
     finished = run(given)
     assert not finished.rows
     assert any("was finished before" in note for note in finished.notes)
-    pairs = zip(outcome.decoder.parameters(), finished.decoder.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert same(outcome, finished)
     if not given.overlaps and phase != "draw":
         # What was drawn in part is drawn in other batches, which may round otherwise.
-        pairs = zip(outcome.decoder.parameters(), uninterrupted(kind).parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
+        assert same(outcome, uninterrupted(kind))

@@ -28,7 +28,11 @@ from meshwright.run.posttrain.loop.driving import Driver
 from meshwright.run.posttrain.loop.engines import EngineHere
 from meshwright.run.posttrain.loop.offload import Offload
 from meshwright.run.posttrain.loop.sampling import Sampling
-from meshwright.run.posttrain.loop.settings import EvaluateSettings, ObjectiveSettings
+from meshwright.run.posttrain.loop.settings import (
+    AdapterSettings,
+    EvaluateSettings,
+    ObjectiveSettings,
+)
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.weights.in_process import InProcess
 from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
@@ -200,8 +204,12 @@ class Watched:
         return list(self.trainer._kept()) if self.trainer.held_bytes else []
 
     def _served(self) -> list[Tensor]:
-        runner = self._runner
-        return [*runner.forward.decoder.parameters(), *runner.cache._pools]
+        runner, trainer = self._runner, self.trainer
+        assert trainer is not None
+        # An engine beside an adapter uses the trainer's weights, and has none to give up.
+        lent = trainer.adapter is not None
+        own = () if lent else runner.forward.decoder.parameters()
+        return [*own, *runner.cache._pools]
 
     @property
     def _runner(self) -> Any:
@@ -229,19 +237,24 @@ class Watched:
         return {name for name, size in sizes.items() if size}
 
 
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["", "adapter"])
 @pytest.mark.parametrize("objective", [ObjectiveSettings(), ALL], ids=["plain", "all"])
 def test_what_lies_on_the_device_is_what_phases_promise(
-    objective: ObjectiveSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objective: ObjectiveSettings,
+    adapter: AdapterSettings | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = Watched(monkeypatch)
     given: dict[str, Any] = {
         "objective": objective, "optimizer": AVERAGED, "folder": str(tmp_path),
         "checkpoint_steps": 1, "evaluate": EvaluateSettings(prompts=4, every_steps=1),
+        "adapter": adapter,
     }  # fmt: skip
     outcome = run(settings(steps=2, placement="colocated", **given))
     for doing, seen in watched.lies.items():
         # Gradients and activations of a step, and weights aside, are there for a moment.
-        promised = held(doing, by_turns=True) - {"step", "aside"}
+        promised = held(doing, by_turns=True, lent=adapter is not None) - {"step", "aside"}
         assert len(seen) > 1
         assert all(each == promised for each in seen), doing
     turn = ["sleep", "load", "training", "offload", "wake weights", "syncing", "wake cache"]

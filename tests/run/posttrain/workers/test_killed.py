@@ -13,6 +13,7 @@ import torch
 
 from meshwright.run.posttrain.loop import LoopSettings, Outcome, run
 from meshwright.run.posttrain.loop.keeping import keys_of
+from meshwright.run.posttrain.loop.settings import AdapterSettings
 from meshwright.run.posttrain.rollouts import read_rollouts
 from meshwright.run.posttrain.workers import links
 from meshwright.run.posttrain.workers.fleet import WorkersLost
@@ -33,8 +34,13 @@ def uninterrupted(count: int) -> Outcome:
 
 
 def same(one: Outcome, other: Outcome) -> bool:
-    pairs = zip(one.decoder.parameters(), other.decoder.parameters(), strict=True)
+    pairs = zip(learnt(one), learnt(other), strict=True)
     return all(torch.equal(mine, its) for mine, its in pairs)
+
+
+def learnt(outcome: Outcome) -> list[torch.Tensor]:
+    adapter = () if outcome.adapter is None else outcome.adapter.parameters()
+    return [*outcome.decoder.parameters(), *adapter]
 
 
 def left_over() -> list[Path]:
@@ -81,6 +87,19 @@ def test_death_at_any_phase(
         assert max(row["staleness_max"] for row in outcome.rows) <= 1
     else:
         assert same(outcome, uninterrupted(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["disaggregated", "colocated"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_who_dies_gets_the_weights_beside_an_adapter_again(
+    phase: str, placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted: dict[str, Any] = {"adapter": AdapterSettings(rank=4), "placement": placement}
+    given = with_workers(2, folder=str(tmp_path / "run"), **adapted)
+    outcome = killed(phase, given, tmp_path, monkeypatch)
+    assert not left_over()
+    assert same(outcome, run(with_workers(2, **adapted)))
 
 
 @pytest.mark.slow

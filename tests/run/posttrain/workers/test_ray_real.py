@@ -11,7 +11,8 @@ pytest.importorskip("torch", reason="runs a model")
 
 import torch
 
-from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop import Outcome, run
+from meshwright.run.posttrain.loop.settings import AdapterSettings
 from meshwright.run.posttrain.rollouts import read_rollouts
 from meshwright.run.posttrain.workers.ray_workers import RayLink
 from meshwright.run.posttrain.workers.settings import WorkerSettings
@@ -21,14 +22,20 @@ from tests.run.posttrain.loop.small import settings
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
 
+def learnt(outcome: Outcome) -> list[torch.Tensor]:
+    adapter = () if outcome.adapter is None else outcome.adapter.parameters()
+    return [*outcome.decoder.parameters(), *adapter]
+
+
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["", "adapter"])
 @pytest.mark.parametrize("who", ["nobody", "process", "actor"])
 def test_actors_draw_and_the_dead_are_replaced(
-    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, adapter: AdapterSettings | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'meshwright[ray]'")
     sent, killed, folders = RayLink.send, list[int](), set[str]()
@@ -42,14 +49,14 @@ def test_actors_draw_and_the_dead_are_replaced(
 
     monkeypatch.setattr(RayLink, "send", send)
     workers = WorkerSettings(count=2, ray="local", restarts=1)
-    outcome = run(settings(workers=workers, folder=str(tmp_path / "run")))
+    outcome = run(settings(workers=workers, folder=str(tmp_path / "run"), adapter=adapter))
     gone = [note for note in outcome.notes if "is gone" in note]
     assert len(gone) == len(killed) == (who != "nobody")
     assert all(("SIGKILL" if who == "process" else "Ray actor is gone") in each for each in gone)
     drawn = [each.key for each in read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts]
     assert len(drawn) == len(set(drawn)) == 3 * 4 * 4
-    alone = run(settings(workers=WorkerSettings(count=2)))
-    pairs = zip(outcome.decoder.parameters(), alone.decoder.parameters(), strict=True)
+    alone = run(settings(workers=WorkerSettings(count=2), adapter=adapter))
+    pairs = zip(learnt(outcome), learnt(alone), strict=True)
     assert all(torch.equal(mine, its) for mine, its in pairs), "as processes of this machine do"
     assert len(folders) == 2 + len(killed)
     until_s = time.monotonic() + 60

@@ -141,15 +141,7 @@ class DecoderAdapter(nn.Module):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the whole shapes of all parameters, also of those on other ranks."""
-        found: dict[str, tuple[int, ...]] = {}
-        for name, (rows, inputs) in self.modules_of_all.items():
-            if self.settings.chooses(name):
-                rank = self.settings.rank_of(name)
-                found[f"{BEFORE}{name}.{A}"] = (rank, inputs)
-                found[f"{BEFORE}{name}.{B}"] = (rows, rank)
-                if self.settings.dora:
-                    found[f"{BEFORE}{name}.{MAGNITUDE}"] = (rows,)
-        return found
+        return shapes_for(self.modules_of_all, self.settings)
 
     def _want_merged(self, wanted: bool) -> None:
         if self._merged != wanted:
@@ -202,6 +194,21 @@ def adapt(
         for layer in adapter.layers.values():
             layer.measure()
     return adapter
+
+
+def shapes_for(
+    modules: Mapping[str, tuple[int, int]], settings: Lora
+) -> dict[str, tuple[int, ...]]:
+    """Return the parameters of an adapter with their shapes, for modules of so many rows each."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, (rows, inputs) in modules.items():
+        if settings.chooses(name):
+            rank = settings.rank_of(name)
+            found[f"{BEFORE}{name}.{A}"] = (rank, inputs)
+            found[f"{BEFORE}{name}.{B}"] = (rows, rank)
+            if settings.dora:
+                found[f"{BEFORE}{name}.{MAGNITUDE}"] = (rows,)
+    return found
 
 
 def layers_chosen(decoder: Decoder, settings: Lora) -> set[int]:

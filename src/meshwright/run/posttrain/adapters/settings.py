@@ -1,5 +1,7 @@
 """`Lora`: how an adapter is made, in the words that PEFT's settings also have.
 
+`AdapterSettings` are those of it that a run's file gives.
+
 y = W x + b + s · B A x          s = alpha / rank, or alpha / √rank
 (Hu et al. 2021, arXiv 2106.09685; Kalajdzievski 2023, arXiv 2312.03732)
 """
@@ -68,6 +70,46 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if isinstance(self.targets, str):
             return self.targets == ALL_LINEAR or bool(re.fullmatch(self.targets, module))
         return any(module == each or module.endswith(f".{each}") for each in self.targets)
+
+
+class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is trained beside frozen weights; PEFT's words for it are in the guide."""
+
+    rank: int = 16
+    """Rank of the matrices."""
+    alpha: float = 32.0
+    """What their product is multiplied by, before it is divided by the rank."""
+    rslora: bool = False
+    """Divide by the rank's root in place of the rank."""
+    dora: bool = False
+    """Learn the lengths of rows too."""
+    dropout: float = 0.0
+    """Share of the inputs that are left out in training."""
+    targets: tuple[str, ...] | str = ALL_LINEAR
+    """Ends of modules' names, a regular expression of whole names, or `all-linear`."""
+
+    def __post_init__(self) -> None:
+        self.lora()
+
+    def lora(self) -> Lora:
+        """Return the same as adapters take it."""
+        return Lora(
+            rank=self.rank,
+            alpha=self.alpha,
+            rslora=self.rslora,
+            dora=self.dora,
+            dropout=self.dropout,
+            targets=self.targets,
+        )
+
+
+def with_listed_targets(data: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a command line, where a shell leaves a list of targets as one text."""
+    adapter = data.get("adapter")
+    if not isinstance(adapter, Mapping) or "," not in str(adapter.get("targets", "")):
+        return data
+    words = str(adapter["targets"]).strip("[]").split(",")
+    return {**data, "adapter": {**adapter, "targets": [word.strip() for word in words]}}
 
 
 def _own(patterns: Mapping[str, _Number], module: str, otherwise: _Number) -> _Number:

@@ -1,14 +1,23 @@
-"""The policy that a run of reinforcement learning came to, as a Hugging Face folder."""
+"""The policy that a run of reinforcement learning came to, as a Hugging Face folder.
+
+Of a run that trained an adapter that is the adapter, as PEFT has it, or the model with it merged.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.nn.huggingface import save
-from meshwright.run.posttrain.loop.settings import LoopSettings
-from meshwright.run.posttrain.supervised.export import write_words
+from meshwright.run.nn.build import build
+from meshwright.run.nn.huggingface import load, save
+from meshwright.run.nn.initialise import give_memory
+from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
+from meshwright.run.posttrain.loop.ranks.meeting import layout_of
+from meshwright.run.posttrain.loop.settings import AdapterSettings, LoopSettings
+from meshwright.run.posttrain.supervised.export import load_tensors, write_words
+from meshwright.run.train.step import weight_format
 from meshwright.run.train.trained import load_weights, no_average, require_apart
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
@@ -19,6 +28,8 @@ class ExportedPolicy(NamedTuple):
 
     model: Model
     step: int
+    what: str
+    """In words."""
     format: torch.dtype
     parameters: int
 
@@ -29,13 +40,18 @@ def export_policy(
     folder: Path,
     *,
     averaged: bool = False,
+    merge: bool = False,
     step: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ExportedPolicy:
     """Write the policy with the tokenizer and template of the model that the run began with.
 
     The task of the settings is not loaded. `dtype` is that of the files; None is the run's own.
+    Where an adapter was trained it is written alone, unless it is to `merge` with the model.
     """
+    if merge and settings.adapter is None:
+        what = "has no adapter: every weight was trained"
+        raise InputError([Problem(str(run), what, "leave --merge out")])
     if not settings.model:
         what = "trained a small network from random weights, which no family of Hugging Face has"
         fix = "begin with a model to export what it learns: model=FOLDER"
@@ -48,9 +64,60 @@ def export_policy(
         raise InputError([no_average(run)])
     require_apart(folder, run, settings.model)
     model = load_config(settings.model)
+    words = ", averaged" if averaged else ""
+    if settings.adapter is not None:
+        adapter = _empty_adapter(settings, settings.adapter, weights=merge)
+        done = _fill(adapter, run, settings, averaged=averaged, step=step)
+        if not merge:
+            save_adapter(adapter, folder, base=settings.model, dtype=dtype)
+            count, kind = _count(adapter), dtype or torch.float32
+            return ExportedPolicy(model, done, f"adapter{words}", kind, count)
+        adapter.merge(keep=False)
+        kind, decoder = dtype or _format(settings), adapter.decoder
+        save(decoder, folder, dtype=kind)
+        write_words(settings.model, folder)
+        return ExportedPolicy(model, done, f"adapter{words}, merged", kind, _count(decoder))
     trained = load_weights(run, model, averaged=averaged, step=step)
     kind = dtype or trained.format
     save(trained.decoder, folder, dtype=kind)
     write_words(settings.model, folder)
-    count = sum(one.numel() for one in trained.decoder.parameters())
-    return ExportedPolicy(model, trained.step, kind, count)
+    return ExportedPolicy(model, trained.step, f"policy{words}", kind, _count(trained.decoder))
+
+
+def _empty_adapter(
+    settings: LoopSettings, own: AdapterSettings, *, weights: bool
+) -> DecoderAdapter:
+    """Return an adapter to be filled, beside the model's `weights` where these are needed."""
+    # Sums of weights and adapters are rounded once, when they are written.
+    kind = torch.float32 if weights else torch.bfloat16
+    decoder = build(load_config(settings.model), dtype=kind)
+    give_memory(decoder, "cpu")
+    if weights:
+        load(decoder, settings.model)
+    return adapt(decoder, own.lora(), seed=settings.seed)
+
+
+def _fill(
+    adapter: DecoderAdapter, run: Path, settings: LoopSettings, *, averaged: bool, step: int | None
+) -> int:
+    """Fill an adapter, or its average, from a checkpoint; return the step."""
+    rounded = averaged and settings.optimizer.average_precision == "bf16"
+    kind = torch.bfloat16 if rounded else torch.float32
+    kept = "optimizer.average" if averaged else "adapter"
+    found = {name: torch.empty_like(one, dtype=kind) for name, one in adapter.named_parameters()}
+    done = load_tensors(run, {f"{kept}.{name}": one for name, one in found.items()}, step)
+    for name, one in adapter.named_parameters():
+        one.data.copy_(found[name])
+    return done
+
+
+def _format(settings: LoopSettings) -> torch.dtype:
+    """Return what the weights beside an adapter are multiplied in."""
+    kind = settings.device.partition(":")[0]
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return weight_format(layout_of(settings, kind))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(one.numel() for one in module.parameters())

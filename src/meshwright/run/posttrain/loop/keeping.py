@@ -6,6 +6,7 @@ rollouts.jsonl    every rollout, written before it is trained on
 metrics.jsonl     a row of figures for each step
 notes.jsonl       sentences: steps without a signal, verifiers that failed; after how many steps
 transcripts.jsonl answers to the same held-out prompts before and after
+adapter/          what was trained beside a model's weights, as PEFT has it, when the run has ended
 timeline/         what trainer and engines did and waited for
 
 A checkpoint stands for its step. What was drawn after it is found in the log: a synchronous run
@@ -42,7 +43,7 @@ from meshwright.run.train.run_folder import claimed
 from meshwright.run.train.run_state import other_config, other_kind
 
 Say = Callable[[str], object]
-ROLLOUTS = "rollouts.jsonl"
+ROLLOUTS, ADAPTER = "rollouts.jsonl", "adapter"
 MAY_CHANGE = frozenset(
     {
         "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "graph_tokens",

@@ -21,7 +21,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.answers import Rows, microbatches
 from meshwright.run.posttrain.loop.critic import Critic
 from meshwright.run.posttrain.loop.judging import Gaps, judged, value_loss
-from meshwright.run.posttrain.loop.prepare import Models, Part, prepared
+from meshwright.run.posttrain.loop.prepare import Asked, Models, Part, prepared
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.objectives import advantages, averaging
 from meshwright.run.posttrain.objectives.decoded import decoder_logprobs
@@ -52,7 +52,7 @@ class PolicyStep:
         settings: LoopSettings,
         *,
         longest: int,
-        reference: Decoder | None = None,
+        reference: Decoder | Asked | None = None,
         critic: Critic | None = None,
     ) -> None:
         """Train on answers of at most `longest` tokens; KL is taken to the `reference`.

@@ -14,6 +14,7 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.adapters import DecoderAdapter
 from meshwright.run.posttrain.loop.driving import AnyTrainer, Driver
 from meshwright.run.posttrain.loop.engine_thread import EngineThread
 from meshwright.run.posttrain.loop.engines import EngineHere, Engines, Replayed
@@ -53,6 +54,8 @@ class Outcome(NamedTuple):
     """Of this process, and of the verifiers' that ended with it."""
     decoder: Decoder
     """With the weights it came to; over several ranks this one's part of them."""
+    adapter: DecoderAdapter | None = None
+    """What was trained beside the decoder's weights, where these are frozen."""
 
 
 def run(
@@ -96,6 +99,8 @@ def run(
             held_out = nothing.figures
         else:
             held_out = _with_engine(trainer, tasks, progress, stack)
+        if not settings.rollout_only:
+            trainer.ended()
         keeping.spans.waits(())
     return Outcome(
         steps=progress.trained if settings.rollout_only else settings.steps,
@@ -106,6 +111,7 @@ def run(
         wall_s=time.perf_counter() - began_s,
         cpu_s=_cpu_s() - began_cpu_s,
         decoder=trainer.decoder,
+        adapter=trainer.adapter,
     )
 
 
@@ -139,8 +145,9 @@ def _with_engine(
     )
     room = trainer.offload if settings.arrangement.shared else lambda: None
     sampling = Sampling(
-        trainer.decoder, settings, tasks, pool, keeping.note, offered=trainer.offered, room=room
-    )
+        trainer.decoder, settings, tasks, pool, keeping.note,
+        adapter=trainer.adapter, offered=trainer.offered, room=room,
+    )  # fmt: skip
     stack.callback(sampling.close)
     if settings.arrangement.shared:
         sampling.sleep()  # it began with all its memory, of which the first weights need some

@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection
 import torch
 
 from meshwright.errors import MeshwrightError
-from meshwright.policy.rollout import engine_share
+from meshwright.policy.rollout import engine_share, lends_weights
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.adapters import DecoderAdapter
 from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks, TakenHere
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
@@ -14,13 +15,15 @@ from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.generate import Answers, Generator
 from meshwright.run.posttrain.rollouts.record import Key, RewardPart, Rollout
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
+from meshwright.run.posttrain.weights.adapter_slot import of_adapter
 from meshwright.run.posttrain.weights.serving import EngineWeights
 from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.posttrain.workers.fleet import Fleet
 from meshwright.run.posttrain.workers.hiring import fleet_of
-from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.settings import AdapterRoom, EngineSettings
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.run.serve.interface import Memory
+from meshwright.run.serve.model.peft_folder import short_name
 from meshwright.spec.model import Model
 from meshwright.spec.units import format_some
 
@@ -41,10 +44,18 @@ class _Own:
         source: str | Model,
         settings: EngineSettings,
         offered: OfferedByRanks | None,
+        adapter: DecoderAdapter | None,
     ) -> None:
-        self.engine, self._upkeep, _, _ = start_engine(source, settings)
+        lends = lends_weights(adapted=adapter is not None, one_process=True)
+        self._level = 0 if lends else 2
+        lent = dict(decoder.named_parameters()) if lends else None
+        self.engine, self._upkeep, _, _ = start_engine(source, settings, lent=lent)
         self._weights: EngineWeights | TakenHere
-        if offered is None:
+        if adapter is not None:
+            self._weights = EngineWeights(
+                [of_adapter(adapter)], self.engine, self._upkeep, adapter=adapter.settings
+            )
+        elif offered is None:
             self._weights = EngineWeights([of_decoder(decoder)], self.engine, self._upkeep)
         else:
             self._weights = TakenHere(offered, self.engine, self._upkeep)
@@ -56,7 +67,7 @@ class _Own:
         return self.engine.version
 
     def sleep(self) -> None:
-        self._upkeep.sleep(level=2)
+        self._upkeep.sleep(self._level)
 
     def close(self) -> None:
         self.engine.close()
@@ -73,12 +84,14 @@ class Sampling:
         pool: VerifierPool,
         say: Callable[[str], object] = lambda _: None,
         *,
+        adapter: DecoderAdapter | None = None,
         offered: OfferedByRanks | None = None,
         room: Callable[[], object] = lambda: None,
     ) -> None:
         """Start an engine here, or workers, that take the weights of a trained decoder.
 
-        Where several ranks train it, weights are those that they offer, and this is the first's.
+        Where an `adapter` beside it is trained, versions are the adapter's alone. Where several
+        ranks train it, weights are those that they offer, and this is the first's.
         `room` lets the trainer leave its device to engines as far as it can: before they start, as
         their caches fill what is left, and before they wake to answer.
         """
@@ -93,6 +106,7 @@ class Sampling:
             memory_share=engine_share(beside=True, by_turns=settings.arrangement.shared),
             graphs=settings.graphs,
             random_weights=bool(settings.model),
+            own_adapter=None if adapter is None else _room_for(adapter),
         )
         source = settings.model or decoder.model
         self.device = weight.device
@@ -102,9 +116,10 @@ class Sampling:
             self._side = self.engine = fleet_of(
                 decoder, source, engine_settings, workers, threads=settings.threads,
                 stall_s=settings.stall_s, exact=not settings.overlaps, say=say, offered=offered,
+                adapter=adapter,
             )  # fmt: skip
         else:
-            self._side = own = _Own(decoder, source, engine_settings, offered)
+            self._side = own = _Own(decoder, source, engine_settings, offered, adapter)
             self.engine = own.engine
         self.pool, self._tasks, self._settings = pool, tasks, settings
         self.generator = Generator(self.engine, tasks.train, pool, tasks.drawing(settings))
@@ -158,6 +173,11 @@ class Sampling:
             hear(rollout)
             found[rollout.key] = rollout
         return [found[key] for key in keys]
+
+
+def _room_for(adapter: DecoderAdapter) -> AdapterRoom:
+    modules = tuple(short_name(name) for name in adapter.pairs)
+    return AdapterRoom(rank=adapter.settings.rank, dora=adapter.settings.dora, modules=modules)
 
 
 class Watching:

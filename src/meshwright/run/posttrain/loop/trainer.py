@@ -10,10 +10,13 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
+from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
+from meshwright.run.posttrain.loop.answers import Rows
 from meshwright.run.posttrain.loop.critic import Critic
-from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.keeping import ADAPTER, Keeping, found_path
 from meshwright.run.posttrain.loop.offload import Offload
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
+from meshwright.run.posttrain.loop.prepare import Asked, logprobs
 from meshwright.run.posttrain.loop.ranks.meeting import layout_of
 from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks
 from meshwright.run.posttrain.loop.ranks.refusals import model_problems
@@ -32,7 +35,10 @@ from meshwright.spec.model.huggingface import load_config
 
 
 class LoopTrainer:
-    """Everything of a run that is trained."""
+    """Everything of a run that is trained: all weights, or an adapter beside them."""
+
+    optimizer: Optimizer
+    """Of what is trained, once the run has begun."""
 
     def __init__(self, settings: LoopSettings, tasks: Tasks, keeping: Keeping) -> None:
         """Make the model with its first weights."""
@@ -46,7 +52,8 @@ class LoopTrainer:
         if settings.model:
             load(self.decoder, settings.model)
         self.device = device
-        self.optimizer = self._new_optimizer()
+        self.adapter: DecoderAdapter | None = None
+        """What is trained beside frozen weights, once the run has begun."""
         self._critic: Critic | None = None
         self._reference: Decoder | None = None
         self._step: PolicyStep | None = None
@@ -54,21 +61,32 @@ class LoopTrainer:
 
     def tensors(self) -> dict[str, State]:
         """Return all that a run needs to go on: the tensors themselves."""
-        weights = {f"model.{name}": each for name, each in self.decoder.named_parameters()}
-        mine = whole_state({name: each.detach() for name, each in weights.items()}, self.optimizer)
+        learnt: dict[str, Tensor] = {}
+        # Weights that are frozen lie in the model's folder, unless a warm-up made them.
+        if self.adapter is None or not self.settings.model:
+            learnt |= {f"model.{name}": one for name, one in self.decoder.named_parameters()}
+        if self.adapter is not None:
+            learnt |= {f"adapter.{name}": one for name, one in self.adapter.named_parameters()}
+        mine = whole_state({name: one.detach() for name, one in learnt.items()}, self.optimizer)
         return mine if self._critic is None else mine | self._critic.tensors()
 
     def begin(self) -> Progress:
         """Go on from the last checkpoint, or warm up and write the first one."""
-        keeping, pulled = self.keeping, bool(self.settings.objective.kl)
+        keeping, adapted = self.keeping, self.settings.adapter
+        # An adapter steps aside for the reference of KL: what it stands beside are the first
+        # weights. Where all are trained, these follow from the settings.
+        copied = bool(self.settings.objective.kl) and adapted is None
         losses: list[float] = []
-        # The reference of KL are the first weights, which follow from the settings.
-        if pulled or not keeping.goes_on:
+        if copied or not keeping.goes_on:
             losses = self._warm_up()
-        if pulled:
+        if copied:
             self._reference = copy.deepcopy(self.decoder).requires_grad_(False)
         if self.settings.objective.advantage == "gae":
             self._critic = self._new_critic()
+        if adapted is not None:
+            self.adapter = adapt(self.decoder, adapted.lora(), seed=self.settings.seed)
+        # After the warm-up, as its float32 masters are of the weights that there are now.
+        self.optimizer = self._new_optimizer()
         found = keeping.resume(self.tensors())
         if found is None:
             found = Progress(trained=0, unasked=0)
@@ -77,7 +95,7 @@ class LoopTrainer:
         longest = self._tasks.max_tokens * self.settings.max_turns
         self._step = PolicyStep(
             self.decoder, self.optimizer, self.settings,
-            longest=longest, reference=self._reference, critic=self._critic,
+            longest=longest, reference=self._referring(), critic=self._critic,
         )  # fmt: skip
         return found
 
@@ -86,10 +104,18 @@ class LoopTrainer:
         if not settings.steps:
             return []
         with self.keeping.spans.doing("trainer", "warm up"):
-            losses = warm_up(self.decoder, self._layout, self._tasks.train, settings)
-        # Its float32 masters are of the weights before that.
-        self.optimizer = self._new_optimizer()
-        return losses
+            return warm_up(self.decoder, self._layout, self._tasks.train, settings)
+
+    def _referring(self) -> Decoder | Asked | None:
+        """Return what KL is taken to: a copy of the first weights, or those beside the adapter."""
+        if self.adapter is None or not self.settings.objective.kl:
+            return self._reference
+        return self._without_adapter
+
+    def _without_adapter(self, every: Sequence[Rows]) -> list[Tensor]:
+        assert self.adapter is not None, "asked of an adapted model alone"
+        with self.adapter.disabled():
+            return [logprobs(self.decoder, rows) for rows in every]
 
     def step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Train on groups; say where they carry no signal."""
@@ -137,9 +163,15 @@ class LoopTrainer:
         if self.keeping.due(progress.trained):
             self.keeping.save(self.tensors(), progress)
 
+    def ended(self) -> None:
+        """Write the adapter of a model into the run's folder, as PEFT has it."""
+        folder, base = self.keeping.folder, self.settings.model
+        if self.adapter is not None and folder is not None and base:
+            save_adapter(self.adapter, folder / ADAPTER, base=found_path(base))
+
     def _new_optimizer(self) -> Optimizer:
         return make_optimizer(
-            self.decoder.named_parameters(),
+            (self.adapter or self.decoder).named_parameters(),
             self._layout,
             self.settings.optimizer,
             total_steps=self.settings.updates,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,17 +101,18 @@ def _whole(  # noqa: PLR0917 - of one shape for its two callers
 
 def _fill(adapter: DecoderAdapter, run: Path, step: int | None) -> int:
     into = {f"adapter.{name}": one.data for name, one in adapter.named_parameters()}
-    return _loaded(run, into, step)
+    return load_tensors(run, into, step)
 
 
 def _head(run: Path, folder: Path, job: RecipeJob, step: int) -> None:
     if isinstance(job.recipe, Reward):
         head = torch.zeros(1, job.model.hidden)
-        _loaded(run, {f"reward.{WEIGHT}": head}, step)
+        load_tensors(run, {f"reward.{WEIGHT}": head}, step)
         save_head(head, folder)
 
 
-def _loaded(run: Path, into: dict[str, Tensor], step: int | None) -> int:
+def load_tensors(run: Path, into: Mapping[str, Tensor], step: int | None) -> int:
+    """Fill tensors from a checkpoint of a run, the newest or that of a step; return its step."""
     with Checkpoints(run / "checkpoints") as checkpoints:
         if not checkpoints.list():
             what = "there is no checkpoint in this run"

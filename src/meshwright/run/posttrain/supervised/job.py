@@ -6,13 +6,9 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Problem
+from meshwright.run.posttrain.adapters.settings import AdapterSettings
 from meshwright.run.posttrain.supervised.layouts import layout_problems
-from meshwright.run.posttrain.supervised.settings import (
-    AdapterSettings,
-    ChatSettings,
-    Recipe,
-    name_of,
-)
+from meshwright.run.posttrain.supervised.settings import ChatSettings, Recipe, name_of
 from meshwright.run.train.job import Job
 from meshwright.spec.bounds import Bounds
 

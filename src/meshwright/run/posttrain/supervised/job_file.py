@@ -11,13 +11,9 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.adapters.settings import AdapterSettings, with_listed_targets
 from meshwright.run.posttrain.supervised.job import RecipeJob
-from meshwright.run.posttrain.supervised.settings import (
-    KINDS,
-    AdapterSettings,
-    ChatSettings,
-    Recipe,
-)
+from meshwright.run.posttrain.supervised.settings import KINDS, ChatSettings, Recipe
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.model.gguf_weights import model_of
 from meshwright.run.train.job_file import (
@@ -212,13 +208,7 @@ def _workload(data: Mapping[str, Any], model: Any, own: dict[str, Any]) -> objec
 
 
 def _listed(changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = _words_beside(Path(), listed(changes))
-    adapter = found.get("adapter")
-    if isinstance(adapter, Mapping) and "," in str(adapter.get("targets", "")):
-        # As a shell leaves a list.
-        words = str(adapter["targets"]).strip("[]").split(",")
-        found["adapter"] = {**adapter, "targets": [word.strip() for word in words]}
-    return found
+    return with_listed_targets(_words_beside(Path(), listed(changes)))
 
 
 def _words_beside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from meshwright.errors import Problem
-from meshwright.run.posttrain.supervised.settings import AdapterSettings
+from meshwright.run.posttrain.adapters.settings import AdapterSettings
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.stages import rank_chunks
 from meshwright.spec.model import Model

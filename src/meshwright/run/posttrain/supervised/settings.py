@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 import msgspec
 
-from meshwright.run.posttrain.adapters.settings import ALL_LINEAR, Lora
 from meshwright.run.posttrain.data.answers import Train
 from meshwright.run.posttrain.data.forms import Kind
 from meshwright.run.posttrain.data.prepared import TooLong
@@ -141,34 +140,3 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bounds.one_of("train", self.train, get_args(Train))
         bounds.one_of("too_long", self.too_long, get_args(TooLong))
         bounds.require()
-
-
-class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is trained beside frozen weights; PEFT's words for it are in the guide."""
-
-    rank: int = 16
-    """Rank of the matrices."""
-    alpha: float = 32.0
-    """What their product is multiplied by, before it is divided by the rank."""
-    rslora: bool = False
-    """Divide by the rank's root in place of the rank."""
-    dora: bool = False
-    """Learn the lengths of rows too."""
-    dropout: float = 0.0
-    """Share of the inputs that are left out in training."""
-    targets: tuple[str, ...] | str = ALL_LINEAR
-    """Ends of modules' names, a regular expression of whole names, or `all-linear`."""
-
-    def __post_init__(self) -> None:
-        self.lora()
-
-    def lora(self) -> Lora:
-        """Return the same as adapters take it."""
-        return Lora(
-            rank=self.rank,
-            alpha=self.alpha,
-            rslora=self.rslora,
-            dora=self.dora,
-            dropout=self.dropout,
-            targets=self.targets,
-        )

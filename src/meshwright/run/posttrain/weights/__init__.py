@@ -8,6 +8,7 @@
     messages        ranks of one process group, by gloo or NCCL
     offered         versions that lie in shared memory for engines elsewhere
     taking          engines whose ranks take what is offered; `rank` is one of them
+    adapter_slot    an adapter in training where an engine answers with it
     serving         an engine that takes versions between its turns
 
 A version is taken whole or not at all: until every parcel has come and was found sound, an engine

@@ -5,6 +5,9 @@
 
 Where several ranks share the engine's weights it has to be one whose ranks take versions
 (`taking.TAKING`). Engines of other processes are those of `run.posttrain.workers`.
+
+Where an adapter is trained, versions are the adapter's alone, for an engine that has room for one
+(`own_adapter`) and the weights beside it.
 """
 
 import weakref
@@ -14,6 +17,8 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.transfer import PARCEL_BYTES, Transfer, plan_transfer
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.placed import Placed
+from meshwright.run.posttrain.adapters.settings import Lora
+from meshwright.run.posttrain.weights.adapter_slot import AdapterSlot
 from meshwright.run.posttrain.weights.arrivals import Arrivals
 from meshwright.run.posttrain.weights.in_process import InProcess
 from meshwright.run.posttrain.weights.offered import Offered
@@ -58,8 +63,11 @@ class EngineWeights:
         upkeep: Upkeep,
         *,
         most_bytes: int = PARCEL_BYTES,
+        adapter: Lora | None = None,
     ) -> None:
+        """Carry weights, or an `adapter` of these settings, whose parameters the sources have."""
         self._engine, self._upkeep = engine, upkeep
+        self._slot = None if adapter is None else AdapterSlot(engine.runner, adapter)
         self._carrier: InProcess | Offered
         if engine.runner.ranks > 1:
             self._carrier = Offered(sources)
@@ -68,13 +76,14 @@ class EngineWeights:
             assert self._carrier.plan is not None, "both sides have met"
             self.plan: Transfer = self._carrier.plan
             return
-        target = engine_places(engine)
+        target = engine_places(engine) if self._slot is None else self._slot.places()
         seats = tuple(range(len(sources)))
         self.plan = plan_transfer(
             [held(each) for each in sources], [held(target)], source_seats=seats, target_seats=(0,)
         )
         self._carrier = InProcess(self.plan, sources, [target], most_bytes=most_bytes)
-        self._carrier.arrivals[0].places = {}
+        if self._slot is None:
+            self._carrier.arrivals[0].places = {}
 
     def update(self, version: int) -> None:
         """Bring a version and let the engine take it."""
@@ -84,4 +93,13 @@ class EngineWeights:
             self._carrier.settle(keep=False)
             return
         self._carrier.bring(version)
-        take(self._carrier.arrivals[0], self._engine, self._upkeep)
+        arrivals = self._carrier.arrivals[0]
+        if self._slot is None:
+            take(arrivals, self._engine, self._upkeep)
+            return
+
+        def write(slot: AdapterSlot = self._slot) -> None:
+            arrivals.commit()
+            slot.fill()
+
+        self._upkeep.renew(arrivals.require_all(), write)

@@ -8,7 +8,13 @@
 
 `EngineWeights` does this where both sides are one process, `run.posttrain.workers` where they are
 not. A version that one rank did not get whole is taken by none.
+
+Of an adapter in training an engine of one rank takes its versions, and the weights beside it when
+it has none: before its first version, and after a sleep that gave them up.
 """
+
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import torch
@@ -16,8 +22,10 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.policy.transfer import Held
+from meshwright.run.posttrain.adapters.settings import Lora
+from meshwright.run.posttrain.weights.adapter_slot import AdapterSlot
 from meshwright.run.posttrain.weights.messages import VersionRefused, all_told, flags
-from meshwright.run.posttrain.weights.offered import Offered, plan_of
+from meshwright.run.posttrain.weights.offered import FROZEN, FROZEN_VERSION, Offered, plan_of
 from meshwright.run.posttrain.weights.shared_memory import Fetched
 from meshwright.run.posttrain.weights.tensors import Place, format_of, held, places
 from meshwright.run.serve.engine.doing import Do, Does
@@ -37,6 +45,10 @@ class Sources(msgspec.Struct, frozen=True, tag="sources"):
 
     holds: list[dict[str, Held]]
     folder: str
+    adapter: Lora | None = None
+    """Of which versions are, where one is trained."""
+    frozen: dict[str, Held] = {}
+    """What lies there once then: the weights beside it."""
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
@@ -59,17 +71,25 @@ class Taking:
     def __init__(self, runner: Runner, doer: Does) -> None:
         self._runner, self._doer = runner, doer
         self._fetched: Fetched | None = None
+        self._slot: AdapterSlot | None = None
+        self._beside: Callable[[], Fetched] | None = None
+        """Makes what fetches the weights beside an adapter."""
+        self._frozen: Fetched | None = None
+        """Has them aside until they are written."""
+        self._bare = True
+        """Whether they are still to come."""
         self.targets: Targets = []
         """What every rank of this engine wants."""
 
     def __call__(self, do: Do) -> list[float]:
         """Do one thing."""
         if do.what != "versions":
+            self._bare = self._bare or (do.what == "sleep" and do.level > 1)
             return self._doer(do)
         match _decoder.decode(do.told):
-            case Sources(holds, folder):
+            case Sources() as sources:
                 try:
-                    self._plan(holds, folder)
+                    self._plan(sources)
                 except InputError:
                     if not self._follows:  # the first rank says so, and the others live on
                         raise
@@ -84,19 +104,39 @@ class Taking:
         """Where versions lie; empty before it is known."""
         return "" if self._fetched is None else str(self._fetched.folder)
 
-    def _plan(self, sources: list[dict[str, Held]], folder: str) -> None:
+    def _plan(self, sources: Sources) -> None:
+        if sources.adapter is not None:
+            self._plan_adapter(sources, sources.adapter)
+            return
         mine = self._places()
         self.targets = [held(mine)]
         if self._shared:
             every = all_told(_encode(self.targets[0]))
             self.targets = [msgspec.msgpack.decode(each, type=dict[str, Held]) for each in every]
-        plan = plan_of(sources, self.targets)
+        plan = plan_of(sources.holds, self.targets)
         rank = dist.get_rank() if self._shared else 0
-        self._fetched = Fetched(plan, rank, mine, folder)
+        self._fetched = Fetched(plan, rank, mine, sources.folder)
         self._fetched.arrivals.places = {}
+
+    def _plan_adapter(self, sources: Sources, adapter: Lora) -> None:
+        self._slot = AdapterSlot(self._runner, adapter)
+        mine, beside = self._slot.places(), held(self._places())
+        plan, once = plan_of(sources.holds, [held(mine)]), plan_of([sources.frozen], [beside])
+        folder = Path(sources.folder)
+        self._fetched = Fetched(plan, 0, mine, folder)
+        self._beside = lambda: Fetched(once, 0, self._places(), folder / FROZEN)
+        self.targets = [held(mine) | beside]
 
     def _write(self) -> None:
         arrivals = self._told.arrivals
+        if self._slot is not None:
+            frozen, self._frozen = self._frozen, None
+            if frozen is not None:
+                frozen.arrivals.commit()
+                self._bare = False
+            arrivals.commit()
+            self._slot.fill()
+            return
         arrivals.places = self._places()
         try:
             arrivals.commit()
@@ -108,12 +148,16 @@ class Taking:
         fetched, wrong = self._told, None
         try:
             fetched.gather(version, patience_s=PATIENCE_S)
+            if self._beside is not None and self._bare:
+                self._frozen = self._beside()
+                self._frozen.gather(FROZEN_VERSION, patience_s=PATIENCE_S)
         except MeshwrightError as error:
             wrong = error
         failed = flags(wrong is not None) if self._shared else [wrong is not None]
         if not any(failed):
             return
         fetched.arrivals.drop()
+        self._frozen = None
         if self._follows:
             return
         if wrong is not None:
@@ -154,7 +198,7 @@ TAKING = Ranks("meshwright.run.posttrain.weights.rank", _doer)
 
 def sources_of(offered: Offered, folder: str) -> bytes:
     """Return what an engine has to know of what is offered, and where it finds versions."""
-    return _encode(Sources(offered.holds, folder))
+    return _encode(Sources(offered.holds, folder, offered.adapter, offered.frozen))
 
 
 def learn(told: bytes, upkeep: Upkeep) -> Targets:

@@ -7,6 +7,8 @@ import msgspec
 
 from meshwright.policy.rollout import engine_share
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.adapters import DecoderAdapter
+from meshwright.run.posttrain.weights.adapter_slot import of_adapter
 from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.posttrain.workers.fleet import Fleet, Hire
@@ -29,11 +31,16 @@ def fleet_of(
     exact: bool,
     say: Callable[[str], object],
     offered: Offered | None = None,
+    adapter: DecoderAdapter | None = None,
 ) -> Fleet:
     """Start workers that take a decoder's weights; `engine` is what one beside it would have.
 
-    Where several ranks have the weights, `offered` is what they have.
+    Where several ranks have the weights, `offered` is what they have. Where an `adapter` beside the
+    decoder is trained, workers take its versions, and the decoder's weights once.
     """
+    if adapter is not None:
+        frozen, learnt = of_decoder(decoder), adapter.settings
+        offered = Offered([of_adapter(adapter)], frozen=frozen, adapter=learnt)
     starts = [
         Start(source, each, threads=threads, whole=True) for each in engines_of(engine, workers)
     ]

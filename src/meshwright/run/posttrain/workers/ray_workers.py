@@ -93,9 +93,9 @@ class Keeper:
         decoded = to_worker.decode(message)
         self._in_turn(number, lambda: self._process.send(decoded))
 
-    def bring(self, number: int, version: int, names: list[str], *files: Any) -> None:
+    def bring(self, number: int, place: str, names: list[str], *files: Any) -> None:
         """Lay a version out on this machine, in its turn among the messages."""
-        self._in_turn(number, lambda: self._lay_out(version, names, files))
+        self._in_turn(number, lambda: self._lay_out(place, names, files))
 
     def heard(self) -> bytes | None:
         """Return what the worker said, waiting for it for a while; None when it is gone."""
@@ -141,11 +141,11 @@ class Keeper:
                 except OSError as error:
                     self._wrong = f"weights cannot be laid out in {self._folder}: {error}"
 
-    def _lay_out(self, version: int, names: list[str], files: Sequence[Any]) -> None:
-        folder = Path(self._folder) / f"version-{version}"
-        for old in Path(self._folder).iterdir():
+    def _lay_out(self, place: str, names: list[str], files: Sequence[Any]) -> None:
+        folder = Path(self._folder) / place
+        for old in folder.parent.glob("version-*"):
             shutil.rmtree(old, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         for name, data in zip(names, files, strict=True):
             part = folder / f"{name}.part"
             data.tofile(part)
@@ -171,7 +171,7 @@ class RayLink:
         """
         self._ray, self._actor, self._shelf = ray, actor, shelf
         # An actor with nothing to say answers so after each of its own waits.
-        self._numbers, self._why = count(), ""
+        self._numbers, self._why, self._has_frozen = count(), "", False
         self._patience_s = max(patience_s, 10 * _LISTEN_S)
         begin = actor.begin.remote(_encode(start), patience_s, start_s)
         try:
@@ -227,8 +227,14 @@ class RayLink:
     def bring(self, offered: Offered, /) -> None:
         """Send the last version to its machine; what is said afterwards comes after it."""
         assert offered.version is not None, "a version was posted"
-        names, stored = self._shelf.stored(offered)
-        self._actor.bring.remote(next(self._numbers), offered.version, names, *stored)
+        if not self._has_frozen:
+            self._has_frozen = True
+            self._send(self._shelf.frozen(offered))
+        self._send(self._shelf.newest(offered))
+
+    def _send(self, stored: "_Stored") -> None:
+        for place, names, files in stored:
+            self._actor.bring.remote(next(self._numbers), place, names, *files)
 
     def end(self) -> None:
         """End it."""
@@ -237,30 +243,45 @@ class RayLink:
         self._ray.kill(self._actor)
 
 
+_Stored = list[tuple[str, list[str], list[Any]]]
+"""Folders, from that of all versions on, with the names of their files and where these are kept."""
+
+
 class _Shelf:
-    """The last version in the object store of a cluster, once for all its workers."""
+    """What is offered in the object store of a cluster, once for all its workers."""
 
     def __init__(self, ray: "ModuleType", within_s: float) -> None:
         self._ray, self._within_s, self._version = ray, within_s, -1
-        self._names: list[str] = []
-        self._stored: list[Any] = []
+        self._newest: _Stored = []
+        self._frozen: _Stored | None = None
 
-    def stored(self, offered: Offered) -> tuple[list[str], list[Any]]:
-        """Return the names of its files, and where they are stored."""
+    def newest(self, offered: Offered) -> _Stored:
+        """Return the last version."""
         if offered.version != self._version:
-            paths = offered.files()
-            self._names = [path.name for path in paths]
-            try:
-                # A store without room waits until it has some.
-                self._stored = in_time(lambda: self._put(paths), self._within_s, "Ray's store")
-            except TooLate as error:
-                what = f"Ray's object store has not taken version {offered.version}"
-                fix = "give it more memory (object_store_memory), or raise stall_s"
-                raise ClusterStuck(f"{what} within {self._within_s:g} s: {fix}") from error
+            self._newest = self._put(offered, offered.files())
             self._version = -1 if offered.version is None else offered.version
-        return self._names, self._stored
+        return self._newest
 
-    def _put(self, paths: Sequence[Path]) -> list[Any]:
+    def frozen(self, offered: Offered) -> _Stored:
+        """Return what changes with no version, for workers that begin; mostly nothing."""
+        if self._frozen is None:
+            self._frozen = self._put(offered, offered.frozen_files())
+        return self._frozen
+
+    def _put(self, offered: Offered, paths: Sequence[Path]) -> _Stored:
+        if not paths:
+            return []
+        place = str(paths[0].parent.relative_to(offered.folder))
+        try:
+            # A store without room waits until it has some.
+            files = in_time(lambda: self._stored(paths), self._within_s, "Ray's store")
+        except TooLate as error:
+            what = f"Ray's object store has not taken version {offered.version}"
+            fix = "give it more memory (object_store_memory), or raise stall_s"
+            raise ClusterStuck(f"{what} within {self._within_s:g} s: {fix}") from error
+        return [(place, [path.name for path in paths], files)]
+
+    def _stored(self, paths: Sequence[Path]) -> list[Any]:
         return [self._ray.put(np.fromfile(path, np.uint8)) for path in paths]
 
 

@@ -2,12 +2,13 @@
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.build import Options, build
@@ -86,8 +87,13 @@ def build_runner(
     ends: tuple[int, ...],
     clock: Clock,
     mesh: Mesh | None = None,
+    *,
+    lent: Mapping[str, Tensor] | None = None,
 ) -> Runner:
-    """Return a runner that is ready; with a mesh, every rank of it does so at the same point."""
+    """Return a runner that is ready; with a mesh, every rank of it does so at the same point.
+
+    It uses weights that are `lent` where they lie, by the names of a decoder's parameters.
+    """
     device = device_of(settings.device, 0 if mesh is None else mesh.rank)
     with clock("device"):
         if device.type == "cuda":
@@ -96,7 +102,10 @@ def build_runner(
     named = "bf16" if device.type == "cuda" else "fp32"
     dtype = _DTYPES[named if settings.precision == "auto" else settings.precision]
     with clock("weights"):
-        decoder, held = _decoder(source, settings, device, dtype, mesh)
+        if lent is None:
+            decoder, held = _decoder(source, settings, device, dtype, mesh)
+        else:
+            decoder, held = _sharing(source, lent, dtype), None
     if settings.weights != "model":
         with clock("quantising"):
             quantise(decoder, settings.weights)
@@ -173,7 +182,23 @@ def _decoder(
     return decoder.eval().requires_grad_(False), held
 
 
+def _sharing(source: str | Path | Model, lent: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
+    """Return a decoder whose parameters lie where those of another do."""
+    model = source if isinstance(source, Model) else load_config(Path(source))
+    decoder = build(model, device="meta", dtype=dtype, options=_SERVED)
+    for path, module in decoder.named_modules():
+        for name, _ in list(module.named_parameters(recurse=False)):
+            shared = lent[f"{path}.{name}" if path else name]
+            setattr(module, name, torch.nn.Parameter(shared.detach(), requires_grad=False))
+    return decoder.eval()
+
+
 def _adapters(forward: Forward, settings: EngineSettings, clock: Clock) -> Adapters | None:
+    if (own := settings.own_adapter) is not None:
+        with clock("adapters"):
+            adapters = Adapters(forward, slots=1, rank=own.rank, dora=own.dora, modules=own.modules)
+            adapters.usual = 0
+        return adapters
     if not settings.adapters:
         return None
     with clock("adapters"):

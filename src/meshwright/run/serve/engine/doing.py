@@ -107,7 +107,7 @@ class Doer:
         """Give everything back that is there; one that sleeps may let go of its weights later."""
         if self._shapes and level > 1:
             self._kept = {name: kept for name, kept in self._kept.items() if _is_draft(name)}
-        elif not self._shapes:
+        elif not self._shapes and level > 0:
             try:
                 self._kept = {
                     name: weight.data.to("cpu")
@@ -120,7 +120,7 @@ class Doer:
         for runner in self._runners:
             runner.forget()
             runner.cache.sleep()
-        if not self._shapes:
+        if not self._shapes and level > 0:
             self._drop_weights()
         _give_back()
 

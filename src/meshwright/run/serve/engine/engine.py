@@ -216,7 +216,7 @@ class Engine:
         sampling, guide = ask.sampling, None
         if sampling.grammar is not None and self._grammars is not None:
             guide = self._grammars.guide(sampling.grammar)
-        adapter = -1 if ask.adapter is None else self.adapters[ask.adapter]
+        adapter = self.slot_of(ask.adapter)
         text = self._text(ask, most)
         # Guesses that a grammar forbids are left out, by which the rest is not left to chance.
         seeded = seeded or guide is not None
@@ -229,6 +229,12 @@ class Engine:
     def adapters(self) -> Mapping[str, int]:
         """The slot of each adapter that can be asked for."""
         return {} if self.runner.adapters is None else self.runner.adapters.names
+
+    def slot_of(self, adapter: str | None) -> int:
+        """Return the slot of an adapter, or of what is usual; -1 is the model by itself."""
+        if adapter is not None:
+            return self.adapters[adapter]
+        return -1 if self.runner.adapters is None else self.runner.adapters.usual
 
     def _text(self, ask: Ask, most: int) -> Text:
         sampling = ask.sampling

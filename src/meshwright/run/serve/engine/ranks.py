@@ -255,7 +255,7 @@ def check_ranks(model: Model, settings: EngineSettings) -> None:
     if settings.tp == 1:
         return
     problems = list(dict.fromkeys(tensor_problems(settings.tp, model)))
-    if settings.adapters:
+    if settings.adapters or settings.own_adapter is not None:
         what = "adapters are served on one device"
         problems.append(Problem("adapters", what, "use tp=1, or no adapters"))
     if settings.draft:

@@ -16,6 +16,17 @@ GUESSES = 4
 """Tokens that a draft writes ahead where nobody says how many."""
 
 
+class AdapterRoom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Room for one adapter, whose numbers come while an engine stands."""
+
+    rank: int
+    """Its highest rank."""
+    dora: bool = False
+    """Whether it changes the lengths of rows."""
+    modules: tuple[str, ...] = ()
+    """What it changes, by names from the layer on; all linear layers where none are named."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a model is served, in which numbers, and how much at a time."""
 
@@ -31,6 +42,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """LoRA adapters by the names that asks choose them by: folders of PEFT's."""
     adapter_rank: int = 16
     """The highest rank of an adapter."""
+    own_adapter: AdapterRoom | None = None
+    """For an adapter in training, which all answers are written with: nothing until it comes."""
     draft: str = ""
     """Folder or file of a smaller model of the same words, which guesses the next tokens."""
     guesses: int = 0
@@ -59,6 +72,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds.count(tp=self.tp, max_length=self.max_length, adapter_rank=self.adapter_rank)
         bounds.count(0, guesses=self.guesses)
         bounds.problems += real("memory_share", self.memory_share, 0.05, 1)
+        if self.own_adapter is not None and self.adapters:
+            what = "all answers are written with the adapter in training"
+            bounds.add("adapters", what, "leave them out, or own_adapter")
         if self.limits.graph_tokens and not self.graphs:
             what = "steps with prompts are captured where graphs are"
             bounds.add("graph_tokens", what, "leave it out, or capture graphs")

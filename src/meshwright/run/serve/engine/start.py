@@ -1,7 +1,10 @@
 """`start_engine`: from a model on disk to an engine that takes asks, and where the time went."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Sampling
@@ -41,11 +44,13 @@ def start_engine(
     *,
     ranks: Ranks = SERVED,
     parcels_at: str = "",
+    lent: Mapping[str, Tensor] | None = None,
 ) -> Started:
     """Start an engine for the model at a path, or for a `Model` whose weights are drawn.
 
     `ranks` is what its ranks can do beside answering; `parcels_at` the folder of its parcels in
-    shared memory, where whoever starts it takes that away when it is gone.
+    shared memory, where whoever starts it takes that away when it is gone. `lent` are weights of a
+    model in this process that nobody changes: they are used where they lie, and none are read.
     """
     clock = Clock()
     check_start(source, settings)
@@ -56,7 +61,7 @@ def start_engine(
             if settings.draft:
                 _check_draft(words, settings.draft)
     ends = () if words is None else tuple(words.ends)
-    runner, do, first = _runs(source, settings, ends, clock, ranks)
+    runner, do, first = _runs(source, settings, ends, clock, ranks, lent=lent)
     if runner.cache.device.type == "cuda":
         with clock("first answers"):
             _answer_once(Engine(runner, settings.limits, guesses=_guesses(runner, settings)))
@@ -125,10 +130,12 @@ def _runs(
     ends: tuple[int, ...],
     clock: Clock,
     ranks: Ranks,
+    *,
+    lent: Mapping[str, Tensor] | None,
 ) -> tuple[Runs, Does, Does]:
     """Return what carries out orders on all ranks, and what does other things: on all, on one."""
     if settings.tp == 1:
-        alone = build_runner(source, settings, ends, clock)
+        alone = build_runner(source, settings, ends, clock, lent=lent)
         own = ranks.doer(alone, settings)
         return alone, own, own
     with clock("ranks"):

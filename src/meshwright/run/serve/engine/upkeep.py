@@ -62,14 +62,15 @@ class Upkeep:
         """Return the same as work to go on with between turns, and to leave at its end."""
         for prompt in prompts:
             self._check(prompt)
-        slot = -1 if adapter is None else self._slot(adapter)
+        slot = self._slot(adapter)
         blank = Do(what="embed", pooling=pooling, adapter=slot)
         return Vectors(self._engine, self.do, prompts, blank)
 
     def sleep(self, level: int = 1) -> None:
         """Give the memory of the cache back, and of the weights: 1 keeps these in host memory.
 
-        With level 2 the weights are gone, and `update_weights` has to bring some after `wake`. Who
+        With level 0 weights stay where they are, for engines that share them with somebody. With
+        level 2 the weights are gone, and `update_weights` has to bring some after `wake`. Who
         sleeps with level 1 can let go of them later, and who is half awake can sleep again.
         """
         self._require_idle("sleep")
@@ -117,11 +118,11 @@ class Upkeep:
         self._engine.unfit = ""
         self._engine.forget()
 
-    def _slot(self, adapter: str) -> int:
+    def _slot(self, adapter: str | None) -> int:
         names = self._engine.adapters
-        if adapter not in names:
+        if adapter is not None and adapter not in names:
             raise InputError([unknown_name("adapter", adapter, list(names), "adapter")])
-        return names[adapter]
+        return self._engine.slot_of(adapter)
 
     def _check(self, prompt: Sequence[int]) -> None:
         vocab, most = self._engine.vocab, self._engine.embed_length

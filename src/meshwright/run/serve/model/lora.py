@@ -14,7 +14,7 @@ and B has their blocks on its diagonal. Folders are PEFT's.
 Shapes: N tokens, K inputs, M outputs, S slots, r rank of a fused product.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,12 +169,23 @@ class Adapters:
     """The adapters of one served model."""
 
     def __init__(
-        self, forward: Forward, *, slots: int = 8, rank: int = 16, dora: bool = False
+        self,
+        forward: Forward,
+        *,
+        slots: int = 8,
+        rank: int = 16,
+        dora: bool = False,
+        modules: Collection[str] = (),
     ) -> None:
-        """Make room for `slots` adapters of at most `rank`; `dora` for such as change lengths."""
+        """Make room for `slots` adapters of at most `rank`; `dora` for such as change lengths.
+
+        Where `modules` are named, from the layer on, adapters change no others.
+        """
         self.forward, self.slots, self.rank, self.dora = forward, slots, rank, dora
         self.names: dict[str, int] = {}
         """The slot of each adapter that is loaded."""
+        self.usual = -1
+        """The slot of who chooses none; -1 leaves the model as it is."""
         if forward.now.invariant:
             what = "adapters depend on what else is in the batch"
             raise InputError([Problem("invariant", what, "serve without one of the two")])
@@ -182,6 +193,8 @@ class Adapters:
         decoder = forward.decoder
         self._layers: dict[str, LoraLinear] = {}
         for name, parts in parts_of(decoder).items():
+            if modules and not any(part.theirs in modules for part in parts):
+                continue
             layer = decoder.get_submodule(name)
             assert isinstance(layer, Linear)
             if layer.across is not None:
@@ -205,10 +218,15 @@ class Adapters:
             what = f"it changes {strange[0]}, which is no linear layer of {_kind(self.forward)}"
             raise InputError([Problem(str(folder), what, "use an adapter of this very model")])
         self._check_shapes(folder, found)
-        for layer in self._layers.values():
-            layer.fill(free[0], found)
+        self.write(free[0], found)
         self.names[name] = free[0]
         return free[0]
+
+    @torch.no_grad()
+    def write(self, slot: int, found: Mapping[str, LowRank]) -> None:
+        """Put what an adapter adds to modules, by short names, into a slot; addresses stay."""
+        for layer in self._layers.values():
+            layer.fill(slot, found)
 
     @torch.no_grad()
     def unload(self, name: str) -> None:
@@ -244,14 +262,15 @@ def _kind(forward: Forward) -> str:
 
 def parts_of(decoder: Decoder) -> dict[str, tuple[Part, ...]]:
     """Return, for each linear layer of ours, the modules of theirs that it is made of."""
-    shapes = {name: _whole_shape(value) for name, value in decoder.named_parameters()}
+    # Nothing else: a model may have what its family's checkpoints have no place for.
+    shapes = {
+        f"{path}.weight": _whole_shape(part.weight)
+        for path, part in decoder.named_modules()
+        if isinstance(part, Linear) and path.startswith("layers.")
+    }
     found: dict[str, dict[str, list[Link]]] = {}
     for ours, link in link_all(family_of(decoder.model), decoder.model, shapes):
-        name, _, ending = ours.rpartition(".")
-        if ending != "weight" or not name.startswith("layers."):
-            continue
-        if not isinstance(decoder.get_submodule(name), Linear):
-            continue
+        name = ours.removesuffix(".weight")
         if link.shape[1] != shapes[ours][1]:
             what = f"its {link.theirs} is stored the other way round"
             raise InputError([Problem(decoder.model.family, what, "use it without adapters")])

@@ -18,6 +18,9 @@ from meshwright.spec.model import Model
 class LeadingTrainer:
     """Everything of a run that is trained: orders to all ranks, and the first rank's part."""
 
+    adapter: None = None
+    """Ranks train every weight."""
+
     def __init__(
         self, settings: LoopSettings, state: RankState, keeping: Keeping, orders: Orders
     ) -> None:
@@ -77,6 +80,9 @@ class LeadingTrainer:
         if keeping.due(progress.trained) and keeping.lacks(progress.trained):
             with self._orders.giving(Save(progress.trained)):
                 keeping.save(self._state.tensors(), progress)
+
+    def ended(self) -> None:
+        """Write nothing: checkpoints have all weights."""
 
     def close(self) -> None:
         """Give the memory of versions back."""
