@@ -191,6 +191,8 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
         yield "each worker is taken to have devices of its own"
     if settings.objective.advantage == "gae":
         yield "what the critic computes and keeps is not counted"
+    if settings.task.models:
+        yield "what reward models compute and keep is not counted"
     if settings.spare_prompts:
         yield "spare prompts are not drawn: which groups carry a signal is not known before"
 
