@@ -51,6 +51,28 @@ def test_what_was_learnt_stands_first(folder: Path) -> None:
     assert "staleness" not in page
 
 
+def test_rewards_of_any_size_are_told_as_they_are(folder: Path) -> None:
+    (folder / "config.toml").write_text(
+        'steps = 2\n[task]\nname = "questions"\ntrain = "a.jsonl"\n'
+        '[[task.rewards]]\nkind = "number"\n'
+        '[[task.rewards]]\nkind = "model"\nmodel = "b"\nname = "liked"\n'
+    )
+    parts = {"reward_mean": -1.5, "reward_number_mean": 0.5, "reward_liked_mean": -2.0}
+    write(folder / "metrics.jsonl", [row(step, **parts) for step in (1, 2)])
+    said = "held out after {} steps: {} by chance, {} greedily"
+    write(folder / "notes.jsonl", [
+        {"step": 0, "text": said.format(0, "-2.25", "-1e-05")},
+        {"step": 2, "text": said.format(2, "1", "3.5")},
+    ])  # fmt: skip
+    write(folder / "transcripts.jsonl", TRANSCRIPTS)
+    page = report(folder)
+    assert "-2.25 → 1" in page
+    assert "-1e-05 → 3.5" in page
+    assert "each reward, trained on" in page
+    assert ">liked" in page
+    assert "✓" not in page, "1 is not the most"
+
+
 def test_a_stale_run_shows_how_stale(folder: Path) -> None:
     stale = [row(step, staleness_max=2.0, staleness_mean=1.5) for step in (1, 2)]
     write(folder / "metrics.jsonl", stale)

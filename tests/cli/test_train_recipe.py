@@ -309,6 +309,19 @@ def test_a_run_begun_by_replicas_is_ended_by_one_device(capsys: Captured) -> Non
         (["--recipe", "sft", "base", "--rollout-only"], "--rollout-only: only reinforcement"),
         (["--recipe", "sft", "base", "--replay", "file"], "--replay: only reinforcement"),
         (["--recipe", "grpo", "base"], "nothing says what is asked"),
+        (["--recipe", "grpo", "base"], "add task.name=questions task.train=FILE"),
+        (["--recipe", "grpo", "base", "task.train=a.jsonl"], "hint: set task.name=questions"),
+        (["--recipe", "grpo", "base", "task.name=qestions"], "did you mean questions?"),
+        (
+            [
+                "--recipe",
+                "grpo",
+                "base",
+                "task.name=questions",
+                'task.rewards=[{kind="number", x=1}]',
+            ],
+            "task.rewards[0].x: NumberReward has no field 'x'",
+        ),
         (["--recipe", "grpo", "sorting-digits", "task.digits=40"], "network.max_positions: 32"),
     ],
 )

@@ -49,8 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--pattern", default="", metavar="REGEX", help="the answer is its last match in the text"
     )
     parser.add_argument(
-        "--normal", default="strip", choices=("strip", "words"),
-        help="what does not count: spaces around, or also case and punctuation (default: strip)",
+        "--normal", default="strip", choices=("strip", "words", "number"),
+        help="what does not count: spaces around, also case and punctuation, or all but the "
+        "number that an answer comes to (default: strip)",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the verdict on every question here")
     add_sampling(parser)

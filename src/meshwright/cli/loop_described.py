@@ -202,6 +202,8 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
         yield "what the critic computes and keeps is not counted"
     if settings.adapter is not None:
         yield "what the adapter adds to an engine's steps is not counted"
+    if settings.task.models:
+        yield "what reward models compute and keep is not counted"
     if settings.spare_prompts:
         yield "spare prompts are not drawn: which groups carry a signal is not known before"
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ def settings_of(args: argparse.Namespace) -> _Asked:
     elif (path / "config.json").is_file():
         file = {"model": str(path)}
         if "task" not in words:
-            fix = "add task.name=module:function, or task.name=sorting-digits for a model of digits"
+            fix = "add task.name=questions task.train=FILE, or task.name=module:function"
             raise InputError([Problem("task.name", "nothing says what is asked of it", fix)])
     elif path.suffix in FORMATS:
         file = load_data(path)
@@ -195,5 +196,6 @@ def _steps(settings: "LoopSettings", outcome: "Outcome") -> str:
 
 def _told(row: dict[str, float]) -> dict[str, float]:
     """Return the figures of a step that people look at first."""
-    wanted = ("reward_mean", "reward_std", "silent_groups", "clip_share", "entropy", "logp_gap_max")
-    return {name: row[name] for name in wanted if name in row}
+    parts = (name for name in row if re.fullmatch(r"reward_\w+_mean", name))
+    wanted = ("reward_mean", *parts, "reward_std", "silent_groups", "clip_share", "entropy")
+    return {name: row[name] for name in (*wanted, "logp_gap_max") if name in row}

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from meshwright.run.posttrain.loop.settings import LoopSettings
 
 Rows = Sequence[Mapping[str, Any]]
-_EVALUATED = re.compile(r"held out after (\d+) steps: ([\d.]+)% by chance, ([\d.]+)% greedily")
-"""How a run notes what it found on held-out prompts."""
+_EVALUATED = re.compile(r"held out after (\d+) steps: (\S+) by chance, (\S+) greedily")
+"""How a run notes what it found on held-out prompts: shares, or rewards of any size."""
+_PART = re.compile(r"reward_(\w+)_mean")
+"""The mean of one of several rewards."""
 _FEW = 3
 """Points that make no line by themselves."""
 _SIDES = {"trainer": "trainer", "engines": "engine"}
 
 
 class _HeldOut(NamedTuple):
-    """Rewards on held-out prompts, in percent."""
+    """Rewards on held-out prompts."""
 
     step: int
     sampled: float
@@ -48,16 +50,19 @@ def report(folder: Path) -> str:
     transcripts = _lines(folder, "transcripts.jsonl")
     found = [_EVALUATED.search(each["text"]) for each in notes]
     held_out = [
-        _HeldOut(int(each[1]), float(each[2]), float(each[3])) for each in found if each is not None
+        _HeldOut(int(each[1]), _reward(each[2]), _reward(each[3]))
+        for each in found
+        if each is not None
     ]
     spent = _spent(folder / "timeline")
-    charts = "\n".join(f"<div>{draw([chart])}</div>" for chart in _charts(rows, held_out))
+    whole = _whole(settings, rows, held_out)
+    charts = "\n".join(f"<div>{draw([chart])}</div>" for chart in _charts(rows, held_out, whole))
     said = [Note(f"{each['text']}") for each in notes if not _EVALUATED.search(each["text"])]
     body = [
-        view_html(facts(_head(settings, rows, held_out))),
+        view_html(facts(_head(settings, rows, held_out, whole))),
         f'<div class="curves">{charts}</div>',
         _time(spent),
-        _before_after(transcripts),
+        _before_after(transcripts, whole),
         "<h2>what it said</h2>" if said else "",
         *map(view_html, said),
         "<h2>settings</h2>",
@@ -67,7 +72,20 @@ def report(folder: Path) -> str:
     return document(title, "\n".join(body))
 
 
-def _head(settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut]) -> dict[str, object]:
+def _reward(said: str) -> float:
+    return float(said[:-1]) / 100 if said.endswith("%") else float(said)
+
+
+def _whole(settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut]) -> bool:
+    """Tell whether a reward of 1 is the most that there is, so that means are shares of it."""
+    found = [row["reward_mean"] for row in rows if row.get("reward_mean") is not None]
+    found += [each for _, *both in held_out for each in both]
+    return settings.task.shares and all(0 <= each <= 1 for each in found)
+
+
+def _head(
+    settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut], whole: bool
+) -> dict[str, object]:
     """Return what somebody with half a minute should know."""
     answers = sum(row.get("answers") or 0 for row in rows)
     seconds = sum(row.get("step_s") or 0 for row in rows)
@@ -76,8 +94,10 @@ def _head(settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut]) ->
     told: dict[str, object] = {}
     if held_out:
         first, last = held_out[0], held_out[-1]
-        told["held out, sampled"] = f"{first.sampled:g} % → {last.sampled:g} %"
-        told["held out, likeliest"] = f"{first.greedy:g} % → {last.greedy:g} %"
+        for name, place in (("sampled", 1), ("likeliest", 2)):
+            both = [each[place] for each in (first, last)]
+            said = (f"{100 * each:.4g} %" if whole else f"{each:.4g}" for each in both)
+            told[f"held out, {name}"] = " → ".join(said)
     told["model"] = settings.model or (
         f"{settings.network.layers} layers of {settings.network.hidden}, from random weights"
     )
@@ -97,28 +117,34 @@ def _head(settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut]) ->
     return told
 
 
-def _charts(rows: Rows, held_out: Sequence[_HeldOut]) -> list[Chart]:
+def _charts(rows: Rows, held_out: Sequence[_HeldOut], whole: bool) -> list[Chart]:
     """Return the curves, most wanted first; those without a point are left out."""
 
     def curve(name: str, figure: str, scale: float = 1.0) -> Curve:
         points = [(row["step"], scale * row[figure]) for row in rows if row.get(figure) is not None]
         return Curve(name, points, dots=len(points) < _FEW)
 
-    amid = list(curve("", "held_out_reward", 100.0).points)
-    ends = [(each.step, each.sampled) for each in held_out]
+    scale = 100.0 if whole else 1.0
+    amid = list(curve("", "held_out_reward", scale).points)
+    ends = [(each.step, scale * each.sampled) for each in held_out]
     sampled = sorted(dict([*amid, *ends]).items())
-    greedy = [(each.step, each.greedy) for each in held_out]
+    greedy = [(each.step, scale * each.greedy) for each in held_out]
+    parts = dict.fromkeys(name for row in rows for name in row if _PART.fullmatch(name))
     asynchronous = any(row.get("staleness_max") for row in rows)
     every = [
         Chart(
             "reward",
             (
-                curve("trained on", "reward_mean", 100.0),
+                curve("trained on", "reward_mean", scale),
                 Curve("held out", sampled, dots=True),
                 Curve("likeliest", greedy, dots=True),
             ),
-            "% of the most",
-            floor=0.0,
+            "% of the most" if whole else "",
+            floor=0.0 if whole else None,
+        ),
+        Chart(
+            "each reward, trained on",
+            tuple(curve(name[len("reward_") : -len("_mean")], name) for name in parts),
         ),
         Chart(
             "engine and trainer, |Δ log p|",
@@ -221,7 +247,7 @@ def _waits(name: str) -> bool:
     return name.startswith("waits: ")
 
 
-def _before_after(transcripts: Rows) -> str:
+def _before_after(transcripts: Rows, whole: bool) -> str:
     """Set the first and the last answers to the same prompts beside each other."""
     steps = sorted({each["step"] for each in transcripts})
     if not steps:
@@ -233,20 +259,22 @@ def _before_after(transcripts: Rows) -> str:
     before, after = answers[steps[0]], answers[steps[-1]]
     kinds = [kind for kind in ("drawn", "answer") if all(kind in each for each in transcripts)]
     names = {"drawn": "drawn by chance", "answer": "the likeliest"}
+    sides = (before, after)
     rows = [
-        (prompt, *(_judged(side[prompt], kind) for kind in kinds for side in (before, after)))
+        (prompt, *(_judged(side[prompt], kind, whole) for kind in kinds for side in sides))
         for prompt in before
         if prompt in after
     ]
     columns = [f"{names[kind]}, {word}" for kind in kinds for word in ("before", "after")]
     title = f"answers to held-out prompts before and after {format_some(steps[-1], 'step')}"
     found = Table(columns=("prompt", *columns), rows=tuple(rows), title=title)
-    return view_html(found) + view_html(Note("✓ has the whole reward; others are told"))
+    key = "✓ has the whole reward; others are told" if whole else "rewards stand in brackets"
+    return view_html(found) + view_html(Note(key))
 
 
-def _judged(answer: Mapping[str, Any], kind: str) -> str:
+def _judged(answer: Mapping[str, Any], kind: str, whole: bool) -> str:
     reward = answer["reward" if kind == "answer" else f"{kind}_reward"]
-    return f"{_text(answer[kind])}  {'✓' if reward == 1 else f'({reward:g})'}"
+    return f"{_text(answer[kind])}  {'✓' if whole and reward == 1 else f'({reward:.4g})'}"
 
 
 def _text(said: object) -> str:

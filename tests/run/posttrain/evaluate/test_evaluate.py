@@ -248,6 +248,7 @@ def test_questions_are_read_by_their_fields() -> None:
     user = {"role": "user", "content": "hi"}
     said = {"role": "assistant", "content": "ho"}
     assert of(prompt="a", answer="b") == Exact(prompt="a", answers=["b"], where="here")
+    assert of(prompt="a", answer=4) == Exact(prompt="a", answers=["4"], where="here")
     assert of(prompt="a", answers=["b", "c"]) == Exact(prompt="a", answers=["b", "c"], where="here")
     assert of(messages=[user, said]) == Exact(prompt=[user], answers=["ho"], where="here")
     assert of(messages=[user], answer="x") == Exact(prompt=[user], answers=["x"], where="here")
@@ -260,7 +261,7 @@ def test_questions_are_read_by_their_fields() -> None:
     for wrong, fault in (
         ({"text": "a"}, "holds text, which is no question"),
         ({"prompt": "a", "answers": []}, "no right answer"),
-        ({"prompt": "a", "answer": 4}, "asks what cannot be asked"),
+        ({"prompt": "a", "answer": True}, "asks what cannot be asked"),
         ({"prompt": "a", "choices": ["b", "c"], "right": 2}, "of which 2 is right"),
         ({"prompt": "a", "choices": ["b", "c", "b"], "right": 0}, "the right choice twice, 'b'"),
         ({"messages": [user, said], "answer": "x"}, "answered by its last message"),

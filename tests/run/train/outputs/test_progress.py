@@ -37,6 +37,8 @@ class Clock:
 def test_a_line_shows_what_is_known() -> None:
     assert line(FIGURES) == SHOWN
     assert line({"mfu": 0.5}) == "MFU 50.0%"
+    several = {"reward_right_mean": 0.5, "entropy": 1.0, "reward_mean": 0.75}
+    assert line(several) == "reward 0.750  right 0.500  entropy 1.000"
     assert line({"eval/loss": 1.0}) == ""
 
 

@@ -7,6 +7,8 @@
 questions   what is asked, read from files
 prompts     the same as tokens, through the template that serves
 exact       answers compared as text
+final       the number or the choice that an answer comes to
+judge_text  the same in the processes of verifiers, for rewards
 choices     answers by how likely the model thinks them
 code        programs, run with their tests in bounded processes
 report      shares with their intervals, and every verdict

@@ -97,7 +97,9 @@ def question_of(record: Record) -> Question:
     answers = given if isinstance(given, list) else [given]
     if not answers:
         raise InputError([Problem(where, "has no right answer", "give one or several")])
-    return _made(values | {"answers": answers}, Exact, ("prompt", "answers"), where)
+    # Files of sums have numbers there.
+    texts = [str(one) if type(one) in (int, float) else one for one in answers]
+    return _made(values | {"answers": texts}, Exact, ("prompt", "answers"), where)
 
 
 def _last_answer(values: dict[str, Any], where: str) -> dict[str, Any]:

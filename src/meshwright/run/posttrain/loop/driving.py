@@ -27,7 +27,7 @@ from meshwright.run.posttrain.loop.ranks.leading import LeadingTrainer
 from meshwright.run.posttrain.loop.sampling import Watching
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts.generate import Group
-from meshwright.run.posttrain.rollouts.record import Key, Rollout
+from meshwright.run.posttrain.rollouts.record import Key, Rollout, part_means
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 
 AnyTrainer = LoopTrainer | LeadingTrainer
@@ -127,8 +127,9 @@ class Driver:
         groups = [self._groups.pop(group) for group in doing.groups]
         self._watching.begin()
         if self._settings.rollout_only:
-            rewards = [answer.reward for group in groups for answer in group]
-            self._row = {"reward_mean": sum(rewards) / len(rewards)}
+            answers = [answer for group in groups for answer in group]
+            mean = sum(answer.reward for answer in answers) / len(answers)
+            self._row = {"reward_mean": mean, **part_means(answers)}
         else:
             self._row = self._trainer.step(doing.step, groups)
         if self._settings.spare_prompts:

@@ -7,7 +7,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import EvaluateSettings
-from meshwright.run.posttrain.rollouts.record import Key, Rollout
+from meshwright.run.posttrain.rollouts.record import Key, Rollout, part_means
 
 
 class Evaluation:
@@ -21,11 +21,14 @@ class Evaluation:
         words: Any,
         *,
         most_unjudged: int,
+        shares: bool = True,
     ) -> None:
         """Evaluate with an engine, or not at all; `words` makes text of tokens where it can.
 
-        With more than `most_unjudged` failed verdicts of one evaluation the run ends.
+        With more than `most_unjudged` failed verdicts of one evaluation the run ends. Rewards are
+        told as shares of 1 where they are `shares`.
         """
+        self._shares = shares
         self._settings, self._sampling, self._keeping = settings, sampling, keeping
         self._words = words
         # They are asked after any step, and are of none.
@@ -50,7 +53,8 @@ class Evaluation:
         if self._sampling is None or not self._settings.prompts:
             return {}
         answers = self._answers(self._sampling, greedy=False)
-        found = {"held_out_reward": _mean(answers)}
+        parts = {f"held_out_{name}": mean for name, mean in part_means(answers).items()}
+        found = {"held_out_reward": _mean(answers), **parts}
         self.figures.setdefault(trained, {}).update(found)
         self._drawn = answers[: self._settings.transcripts]
         return found
@@ -65,10 +69,14 @@ class Evaluation:
         self.figures[trained].update(figures)
         self._keeping.transcripts(trained, [*map(self._shown, greedy, self._drawn)])
         self._keeping.note(
-            f"held out after {trained} steps: {_share(figures['held_out_reward'])} by chance, "
-            f"{_share(figures['held_out_greedy_reward'])} greedily",
+            f"held out after {trained} steps: {self._told(figures['held_out_reward'])} by chance, "
+            f"{self._told(figures['held_out_greedy_reward'])} greedily",
             trained,
         )
+
+    def _told(self, reward: float) -> str:
+        """Return a mean reward as a share of right answers, where it can be one."""
+        return f"{reward:.1%}" if self._shares and 0 <= reward <= 1 else f"{reward:.4g}"
 
     def _answers(self, sampling: Sampling, *, greedy: bool) -> Sequence[Rollout]:
         self._watching.begin()
@@ -97,8 +105,3 @@ def _mean(answers: Sequence[Rollout]) -> float:
         what = f"none of {len(answers)} held-out answers was judged"
         raise InputError([Problem("verifiers", what, "look at the reasons in the run's notes")])
     return sum(rewards) / len(rewards)
-
-
-def _share(reward: float) -> str:
-    """Return a mean reward as a share of right answers, where it can be one."""
-    return f"{reward:.1%}" if 0 <= reward <= 1 else f"{reward:.3g}"

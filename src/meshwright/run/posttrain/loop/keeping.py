@@ -277,8 +277,7 @@ class Keeping:
         from meshwright.spec.files import dump  # what writes TOML may be missing on a GPU machine
 
         new = folder / f".config.toml.{os.getpid()}"
-        kept = msgspec.structs.replace(self._settings, model=found_path(self._settings.model))
-        new.write_text(dump(kept), encoding="utf-8")
+        new.write_text(dump(_found(self._settings)), encoding="utf-8")
         new.replace(folder / "config.toml")
 
     @staticmethod
@@ -299,8 +298,14 @@ def checkpoints_of(settings: LoopSettings, mesh: Mesh | None = None) -> Checkpoi
 def _kept(settings: LoopSettings) -> dict[str, Any]:
     """Return what may not change between the sittings of a run."""
     # As a file has it: there tuples are lists.
-    every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
+    every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_found(settings)))
     return _whole({name: value for name, value in every.items() if name not in MAY_CHANGE})
+
+
+def _found(settings: LoopSettings) -> LoopSettings:
+    """Return settings whose files are found from any folder."""
+    model, task = found_path(settings.model), settings.task.found()
+    return msgspec.structs.replace(settings, model=model, task=task)
 
 
 def _whole(settings: dict[str, Any]) -> dict[str, Any]:

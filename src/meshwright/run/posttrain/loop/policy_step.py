@@ -27,7 +27,7 @@ from meshwright.run.posttrain.objectives import advantages, averaging
 from meshwright.run.posttrain.objectives.decoded import decoder_logprobs
 from meshwright.run.posttrain.objectives.signals import PolicySignals, reward_signals
 from meshwright.run.posttrain.rollouts.generate import Group
-from meshwright.run.posttrain.rollouts.record import Rollout
+from meshwright.run.posttrain.rollouts.record import Rollout, part_means
 from meshwright.run.train.optimizer.optimizer import Optimizer
 
 _SHUFFLED, _DEALT = 1, 2
@@ -87,6 +87,7 @@ class PolicyStep:
         figures |= {
             "reward_mean": given.mean,
             "reward_std": given.std,
+            **part_means(answers),
             "groups": signals.groups,
             "silent_groups": signals.silent,
             "train_s": seconds,

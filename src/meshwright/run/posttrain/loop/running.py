@@ -28,6 +28,8 @@ from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
 from meshwright.run.posttrain.loop.trainer import LoopTrainer, model_of
+from meshwright.run.posttrain.questions.judges import Judges
+from meshwright.run.posttrain.questions.scoring import RewardScorer
 from meshwright.run.posttrain.rollouts.log import Origin, origin_of
 from meshwright.run.posttrain.rollouts.replay import Replay
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool, told
@@ -84,7 +86,7 @@ def run(
         stack.callback(keeping.close)
         trainer = stack.enter_context(_training(settings, tasks, model, keeping))
         progress = trainer.begin()
-        for line in () if progress.trained else idle_settings(settings):
+        for line in () if progress.trained else (*idle_settings(settings), *tasks.notes):
             keeping.note(line)
         if show:
             keeping.show(progress.trained)
@@ -141,11 +143,15 @@ def _with_engine(
     settings, keeping = trainer.settings, trainer.keeping
     verifiers = list(dict.fromkeys((*tasks.train.verifiers, *tasks.held_out.verifiers)))
     pool = stack.enter_context(
-        VerifierPool(verifiers, workers=settings.verifier_workers, limits=settings.verifier)
+        VerifierPool(verifiers, workers=settings.verifier_workers, limits=tasks.limits(settings))
     )
+    scorers = [RewardScorer(each, trainer.device) for each in settings.task.models]
+    for each in scorers:
+        keeping.note(f"{each.verifier} has the checksum {each.fingerprint}")
+    judges = Judges(pool, scorers)
     room = trainer.offload if settings.arrangement.shared else lambda: None
     sampling = Sampling(
-        trainer.decoder, settings, tasks, pool, keeping.note,
+        trainer.decoder, settings, tasks, judges, keeping.note,
         adapter=trainer.adapter, offered=trainer.offered, room=room,
     )  # fmt: skip
     stack.callback(sampling.close)
@@ -160,7 +166,10 @@ def _with_engine(
     # As large a share of held-out answers may fail as of a step's.
     share = max(1.0, settings.evaluate.prompts / (settings.prompts * settings.samples))
     most = math.ceil(settings.most_unjudged * share)
-    evaluation = Evaluation(settings.evaluate, sampling, keeping, words, most_unjudged=most)
+    evaluation = Evaluation(
+        settings.evaluate, sampling, keeping, words,
+        most_unjudged=most, shares=settings.task.shares,
+    )  # fmt: skip
     if progress.trained == 0:
         evaluation.whole(0)
     with _frozen():

@@ -12,9 +12,8 @@ from meshwright.run.posttrain.loop.ranks.offering import OfferedByRanks, TakenHe
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
 from meshwright.run.posttrain.rollouts.drawing import Drawing
-from meshwright.run.posttrain.rollouts.generate import Answers, Generator
+from meshwright.run.posttrain.rollouts.generate import Answers, Generator, Judging
 from meshwright.run.posttrain.rollouts.record import Key, RewardPart, Rollout
-from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 from meshwright.run.posttrain.weights.adapter_slot import of_adapter
 from meshwright.run.posttrain.weights.serving import EngineWeights
 from meshwright.run.posttrain.weights.tensors import of_decoder
@@ -81,7 +80,7 @@ class Sampling:
         decoder: Decoder,
         settings: LoopSettings,
         tasks: Tasks,
-        pool: VerifierPool,
+        pool: Judging,
         say: Callable[[str], object] = lambda _: None,
         *,
         adapter: DecoderAdapter | None = None,
@@ -201,7 +200,7 @@ class Watching:
             VerifierFailing: where too many have failed; it names the verifier.
         """
         for part in rollout.rewards:
-            if part.outcome == "ok":
+            if part.is_judged:
                 continue
             who = self._name(rollout.key)
             self._say(f"{who}: {part.name}: {part.outcome}: {part.reason}")
@@ -221,7 +220,7 @@ class Watching:
             VerifierFailing: where too many have failed.
         """
         for part in rollout.rewards:
-            if part.outcome != "ok":
+            if not part.is_judged:
                 self._count(part)
 
     def _count(self, part: RewardPart) -> None:

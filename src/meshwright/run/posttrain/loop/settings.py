@@ -3,7 +3,7 @@
 Whoever reads settings needs no torch.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -13,21 +13,22 @@ from meshwright.run.posttrain.adapters.settings import AdapterSettings
 from meshwright.run.posttrain.loop.adapter_refusals import adapter_problems
 from meshwright.run.posttrain.loop.objective import CriticSettings, ObjectiveSettings
 from meshwright.run.posttrain.loop.ranks.refusals import layout_problems
+from meshwright.run.posttrain.questions.task_settings import DIGITS, QUESTIONS, TaskSettings
 from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Attention, Block, Mlp, Model
-from meshwright.spec.names import suggestion
 from meshwright.spec.serving import Limits
 
 Precision = Literal["fp32", "bf16"]
 EngineWeights = Literal["model", "fp8"]
-DIGITS = "sorting-digits"
 _MOST_REQUESTS = 1024
 
 __all__ = [
+    "DIGITS",
+    "QUESTIONS",
     "AdapterSettings",
     "CriticSettings",
     "EvaluateSettings",
@@ -37,31 +38,6 @@ __all__ = [
     "TaskSettings",
     "WarmUpSettings",
 ]
-
-
-class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of the model, and what it is rewarded for."""
-
-    name: str = DIGITS
-    """`sorting-digits`, or `module:function` that returns an `Environment` when it is called with
-    `part="train"` or `part="held-out"` and the options."""
-    digits: int = 4
-    """Digits of a list that is to be sorted."""
-    longest: int | None = None
-    """Lists have up to so many digits: most are short, a few very long. None: all have `digits`."""
-    reward: Literal["exact", "share"] = "exact"
-    """1 for an answer that is right and 0 for others, or the share of places that are right."""
-    options: dict[str, Any] = {}
-    """Given to a function of your own."""
-
-    def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.count(2, digits=self.digits, longest=self.longest)
-        bounds.one_of("reward", self.reward, ("exact", "share"))
-        if self.name != DIGITS and ":" not in self.name:
-            fix = suggestion(self.name, [DIGITS])
-            bounds.add("name", f"{self.name!r} is no task", f"{fix}, or module:function")
-        bounds.require()
 
 
 class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

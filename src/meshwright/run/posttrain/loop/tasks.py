@@ -3,13 +3,21 @@
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from traceback import extract_tb
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.posttrain.loop.settings import DIGITS, LoopSettings, TaskSettings
+from meshwright.run.posttrain.loop.settings import DIGITS, QUESTIONS, LoopSettings
+from meshwright.run.posttrain.questions.settings import ModelReward
 from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.environment import Environment
 from meshwright.run.posttrain.rollouts.tasks.sorting import SortingDigits
+from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
+from meshwright.spec.bounds import require
+
+if TYPE_CHECKING:
+    from meshwright.run.serve.model.words import Words
 
 _LONGEST = 256
 """Tokens of a turn, where neither the settings nor the task say so."""
@@ -28,6 +36,17 @@ class Tasks(NamedTuple):
     stop_tokens: tuple[int, ...]
     vocab: int | None
     """Words of the task; None where the model brings its own."""
+    runs_programs: bool = False
+    """Whether verifiers run what the model wrote."""
+    notes: tuple[str, ...] = ()
+    """What is worth a line of what was read."""
+
+    def limits(self, settings: LoopSettings) -> VerifierLimits:
+        """Return what verifiers may take: programs of a model have a process each."""
+        given = settings.verifier
+        if not self.runs_programs or given.checks_per_process:
+            return given
+        return msgspec.structs.replace(given, checks_per_process=1)
 
     def drawing(self, settings: LoopSettings) -> Drawing:
         """Return how rollouts are drawn in training."""
@@ -44,7 +63,7 @@ class Tasks(NamedTuple):
 def tasks_of(settings: LoopSettings) -> Tasks:
     """Return the task that settings name."""
     task = settings.task
-    _check_fields(task)
+    require(task.problems())
     if task.name == DIGITS:
         # Each run has training prompts of its own; all are judged by the same held-out ones.
         asked: dict[str, Any] = {
@@ -60,6 +79,8 @@ def tasks_of(settings: LoopSettings) -> Tasks:
             what = f"{room}, but the longest list with its answer has {needed} tokens"
             raise InputError([Problem("network.max_positions", what, f"use {needed} or more")])
         return Tasks(train, held_out, longest, (words.end,), words.vocab)
+    if task.name == QUESTIONS:
+        return _questions(settings)
     make = _function(task.name)
     parts: tuple[Literal["train", "held-out"], ...] = ("train", "held-out")
     own = [_made(make, task.name, part, task.options) for part in parts]
@@ -72,19 +93,52 @@ def tasks_of(settings: LoopSettings) -> Tasks:
     )
 
 
-def _check_fields(task: TaskSettings) -> None:
-    """Refuse what the task that is named would pass over without a word."""
-    own = ("digits", "longest", "reward")
-    if task.name == DIGITS:
-        fix = f"set {', '.join(f'task.{name}' for name in own)}, or name a task of your own"
-        wrong = [(f"task.options.{name}", f"{DIGITS} takes no options", fix)
-                 for name in task.options]  # fmt: skip
-    else:
-        usual, fix = TaskSettings(), "give it to your task in task.options"
-        wrong = [(f"task.{name}", f"is read by {DIGITS} alone", fix)
-                 for name in own if getattr(task, name) != getattr(usual, name)]  # fmt: skip
-    if wrong:
-        raise InputError([Problem(*each) for each in wrong])
+def _questions(settings: LoopSettings) -> Tasks:
+    """Return prompts of files, for the model that is trained."""
+    from meshwright.run.posttrain.questions.environment import Questions
+    from meshwright.run.posttrain.questions.reading import read_parts
+    from meshwright.run.serve.model.words import load_words
+    from meshwright.spec.model.huggingface import load_config
+
+    task = settings.task
+    if not settings.model:
+        what = f"{QUESTIONS} are texts, and a network from random weights has no words"
+        raise InputError([Problem("model", what, "give a Hugging Face folder")])
+    words, model = load_words(settings.model), load_config(settings.model)
+    longest = settings.max_tokens or _LONGEST
+    room = model.max_positions - longest
+    if room < 1:
+        what = f"{longest} leave no room for a prompt in a context of {model.max_positions}"
+        raise InputError([Problem("max_tokens", what, f"use {model.max_positions // 2} or fewer")])
+    room = min(room, task.max_prompt_tokens or room)
+    parts = read_parts(task, words, room=room)
+    every = (*parts.train, *parts.held_out)
+    most = longest + max(len(each.tokens) + len(each.tail) for each in every)
+    highest = max(max(each.tokens) for each in every)
+    if highest >= model.vocab:
+        what = f"its tokenizer writes token {highest:,}, and the model has {model.vocab:,}"
+        raise InputError([Problem("model", what, "give it the tokenizer that belongs to it")])
+    for place, reward in enumerate(task.rewards):
+        if isinstance(reward, ModelReward):
+            _check_reward(f"task.rewards[{place}]", reward, words, most)
+    asked = settings.evaluate.prompts
+    if asked > len(parts.held_out) and not settings.replay:
+        what = f"{asked:,} are more than the {len(parts.held_out):,} prompts that are held out"
+        raise InputError([Problem("evaluate.prompts", what, f"use {len(parts.held_out)}")])
+    rewards, digest = task.judged_by, parts.digest
+    seed = settings.seed if task.shuffle else None
+    train = Questions(parts.train, rewards, words, digest=digest, seed=seed)
+    held_out = Questions(parts.held_out, rewards, words, digest=digest, part="held-out")
+    programs = train.runs_programs or held_out.runs_programs
+    ends = tuple(sorted(words.ends))
+    return Tasks(train, held_out, longest, ends, None, programs, parts.notes)
+
+
+def _check_reward(where: str, reward: ModelReward, words: "Words", longest: int) -> None:
+    from meshwright.run.posttrain.questions.scoring import reward_problems
+
+    found = reward_problems(reward, words, longest)
+    require(each._replace(where=f"{where}.{each.where}") for each in found)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ lets it pass is named.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,10 +21,9 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.environment import Environment
 from meshwright.run.posttrain.rollouts.making import FAILED, Making
-from meshwright.run.posttrain.rollouts.record import Ending, Key, Rollout
+from meshwright.run.posttrain.rollouts.record import Ending, Key, RewardPart, Rollout
 from meshwright.run.posttrain.rollouts.stepping import Stepping
 from meshwright.run.posttrain.rollouts.verifiers.check import Check
-from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 from meshwright.run.serve.asked import Ask, Piece, Sink
 
 Group = tuple[Rollout, ...]
@@ -54,11 +53,21 @@ class Answers(Protocol):
         """Take the pieces that are ready, with where they go."""
 
 
+class Judging(Protocol):
+    """Who judges for a generator: a `VerifierPool`, alone or with others."""
+
+    fingerprints: dict[str, str]
+    """What tells each judge from what it was before a change."""
+
+    def submit(self, checks: Sequence[Check], /) -> "list[Future[RewardPart]]":
+        """Take checks; each verdict comes as a part of a reward, also where it fails."""
+
+
 class Generator:
     """Draws rollouts; used by the thread that takes the engine's turns."""
 
     def __init__(
-        self, engine: Answers, environment: Environment, pool: VerifierPool, drawing: Drawing
+        self, engine: Answers, environment: Environment, pool: Judging, drawing: Drawing
     ) -> None:
         """Draw with an engine; who changes its weights says of which version they are."""
         self.engine, self.environment, self.pool = engine, environment, pool

@@ -6,7 +6,7 @@ beside the turns, and is left out of the loss.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -38,6 +38,13 @@ class RewardPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     outcome: Judged = "ok"
     took_s: float = 0.0
     """Seconds from the start of the judgement to its end, not counting the wait for a process."""
+    stands: bool = False
+    """Whether it counts where it failed: what the verifier ran was the model's, and earns 0."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its value means something."""
+        return self.outcome == "ok" or self.stands
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +147,21 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def is_judged(self) -> bool:
         """Whether every verifier gave a score, so that the reward means something."""
-        return self.ending != "error" and all(part.outcome == "ok" for part in self.rewards)
+        return self.ending != "error" and all(part.is_judged for part in self.rewards)
+
+
+def part_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean of each part of rewards by its name, where there are several parts.
+
+    Weights are left out, and so are rollouts that nobody judged.
+    """
+    values: dict[str, list[float]] = {}
+    for each in rollouts:
+        for part in each.rewards if each.is_judged else ():
+            values.setdefault(part.name, []).append(part.value)
+    if len(values) < 2:
+        return {}
+    return {f"reward_{name}_mean": sum(found) / len(found) for name, found in values.items()}
 
 
 def _faults(rollout: Rollout) -> Iterator[Problem]:

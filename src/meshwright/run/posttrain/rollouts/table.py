@@ -47,6 +47,7 @@ _PART = pa.struct(
         "fingerprint": pa.string(),
         "outcome": pa.string(),
         "took_s": pa.float64(),
+        "stands": pa.bool_(),
     }
 )
 SCHEMA = pa.schema(

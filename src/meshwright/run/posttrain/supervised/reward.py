@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.documents import Documents
 from meshwright.run.nn.decoder import Decoder, Loss
 from meshwright.run.nn.holding import Holding
 from meshwright.run.parallel.spread import Spread
@@ -162,3 +163,19 @@ class RewardModel:
             )
             found += rewards_of(x_BTD, self.head, row).tolist()
         return found
+
+    @torch.no_grad()
+    def scores(self, answers: Sequence[Sequence[int]]) -> list[float]:
+        """Return the rewards of prompts with their answers, each read by itself.
+
+        The bits are those of `rewards` with one example at a time, and hang on nothing else.
+        """
+        device, found = self.head.device, list[Tensor]()
+        for tokens in answers:
+            documents = Documents.of_lengths([[len(tokens)]], device)
+            positions = documents.positions(1, len(tokens))
+            tokens_BT = torch.tensor([tokens], dtype=torch.int64, device=device)
+            x_BTD = self.decoder.hidden(tokens_BT, positions=positions, documents=documents)
+            found.append(x_BTD[0, -1:].float() @ self.head.float().t())
+        # One wait for the device, behind all of them.
+        return torch.cat(found).flatten().tolist() if found else []

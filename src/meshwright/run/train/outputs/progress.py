@@ -1,6 +1,7 @@
 """`Bar` and `Lines`: how far a run is, on stderr, for a person who watches or for a log."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ _SHOWN: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("sampler_tokens_per_s", lambda value: f"{format_count(value)} drawn/s"),
 )
 
+_PART = re.compile(r"reward_(\w+)_mean")
+"""The mean of one of several rewards; `reward_mean` is that of their weighted sum."""
 Clock = Callable[[], float]
 
 
@@ -48,7 +51,12 @@ def open_progress(
 
 def line(figures: Figures) -> str:
     """Return the figures that a person looks at, in words."""
-    return "  ".join(show(figures[name]) for name, show in _SHOWN if name in figures)
+    parts = [(found[1], value) for name, value in figures.items()
+             if (found := _PART.fullmatch(name)) is not None]  # fmt: skip
+    told = [show(figures[name]) for name, show in _SHOWN if name in figures]
+    # Behind the reward, which is the first to be shown.
+    told[1:1] = [f"{name} {value:.3f}" for name, value in parts]
+    return "  ".join(told)
 
 
 class Lines:

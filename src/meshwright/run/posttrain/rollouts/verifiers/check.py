@@ -24,6 +24,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     job: dict[str, Any]
     """Plain values that JSON can carry."""
     weight: float = 1.0
+    stands: bool = False
+    """Whether a failure is a verdict, of 0: what hangs, dies or floods is the model's program."""
 
 
 class VerifierLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

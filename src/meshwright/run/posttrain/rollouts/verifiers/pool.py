@@ -41,6 +41,10 @@ _AT_ONCE = 64
 """Checks that go to a process in one message: quick ones would cost less than their messages."""
 
 
+_LIMITS: tuple[Judged, ...] = ("time-out", "memory", "output", "died")
+"""How a check fails by what it runs."""
+
+
 class UnderWay(NamedTuple):
     """A check that a process has in hand."""
 
@@ -268,6 +272,8 @@ class VerifierPool:
             fingerprint=self.fingerprints[check.verifier],
             outcome=outcome,
             took_s=took_s,
+            # A verifier that raises has a fault of its own, whatever it was to run.
+            stands=check.stands and outcome in _LIMITS,
         )
         with self._changed:
             self._counts[check.verifier, outcome] += 1

@@ -1,0 +1,140 @@
+"""Settings of rewards for answers to prompts of files; whoever reads them needs no torch.
+
+    [[task.rewards]]
+    kind = "format"
+    pattern = "<think>.*</think>.*"
+    weight = 0.1
+
+Rewards are added up by their weights.
+"""
+
+import re
+from typing import Literal
+
+import msgspec
+
+from meshwright.errors import Problem
+from meshwright.spec.bounds import Bounds
+
+_NAMED = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class ExactReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+                  tag="exact", tag_field="kind"):  # fmt: skip
+    """1 for a right answer, 0 for others, as the evaluation judges them by what a record holds."""
+
+    name: str = "exact"
+    """What its figures are called."""
+    weight: float = 1.0
+    """What it is multiplied by in the sum of all rewards."""
+    pattern: str = ""
+    """Where in a text the answer is: its last match, or the match's first group."""
+    normal: Literal["strip", "words"] = "strip"
+    """What does not count: spaces around, or also case and punctuation."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        _check(bounds, self)
+        bounds.problems += pattern_problems(self.pattern)
+        bounds.one_of("normal", self.normal, ("strip", "words"))
+        bounds.require()
+
+
+class NumberReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+                   tag="number", tag_field="kind"):  # fmt: skip
+    """1 where an answer comes to the number that the record's does; choices and tests as above."""
+
+    name: str = "number"
+    """What its figures are called."""
+    weight: float = 1.0
+    """What it is multiplied by in the sum of all rewards."""
+    marked: bool = False
+    r"""Whether a number counts only behind `####` or within `\boxed{}`; else the last one does."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        _check(bounds, self)
+        bounds.require()
+
+
+class FormatReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+                   tag="format", tag_field="kind"):  # fmt: skip
+    """1 where a regular expression matches the whole answer, thoughts included; otherwise 0."""
+
+    pattern: str
+    """Dots match ends of lines too; spaces around an answer do not count."""
+    name: str = "format"
+    """What its figures are called."""
+    weight: float = 1.0
+    """What it is multiplied by in the sum of all rewards."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        _check(bounds, self)
+        bounds.named(pattern=self.pattern)
+        bounds.problems += pattern_problems(self.pattern)
+        bounds.require()
+
+
+class ModelReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+                  tag="model", tag_field="kind"):  # fmt: skip
+    """The score of a reward model, any number, read from the tokens as they were drawn."""
+
+    model: str
+    """A folder that `mw export` wrote of a run of `mw train --recipe reward`."""
+    adapter: str = ""
+    """Of a run with an adapter: its `adapter` folder, `model` being what that run began with."""
+    name: str = "model"
+    """What its figures are called."""
+    weight: float = 1.0
+    """What it is multiplied by in the sum of all rewards."""
+    clip: float | None = None
+    """Scores beyond this, above or below 0, count as this."""
+    device: str = ""
+    """Where it lies; that of the trainer unless said."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        _check(bounds, self)
+        bounds.named(model=self.model)
+        bounds.positive(clip=self.clip)
+        bounds.require()
+
+
+RewardSettings = ExactReward | NumberReward | FormatReward | ModelReward
+
+
+class FieldSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What records call what, where they call it otherwise; `a.b` is the field b within a."""
+
+    prompt: str = "prompt"
+    answer: str = "answer"
+    choices: str = "choices"
+    right: str = "right"
+    tests: str = "tests"
+    prefix: str = "prefix"
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """What is called otherwise: our names, and those of records."""
+        found: dict[str, str] = msgspec.structs.asdict(self)
+        return {ours: theirs for ours, theirs in found.items() if ours != theirs}
+
+
+def pattern_problems(pattern: str) -> list[Problem]:
+    """Say what is wrong with a regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError, OverflowError) as error:
+        what = f"{pattern!r} is no regular expression: {error}"
+        return [Problem("pattern", what, r"use such as '#### (\S+)'")]
+    return []
+
+
+def _check(bounds: Bounds, reward: "RewardSettings") -> None:
+    if not _NAMED.fullmatch(reward.name):
+        what = f"{reward.name!r} is no name of a figure"
+        bounds.add("name", what, "use small letters, digits and _, such as right")
+    weight = reward.weight
+    if not abs(weight) <= 1e30 or not weight:
+        bounds.add("weight", f"{weight!r} is no finite number other than 0", "use such as 0.5")

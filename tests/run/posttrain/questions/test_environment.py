@@ -1,0 +1,131 @@
+"""Which prompt comes when follows from the seed, and answers are checked by what is asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+from meshwright.run.posttrain.questions.environment import (
+    CHOICE,
+    CODE,
+    EXACT,
+    FORM,
+    NUMBER,
+    Questions,
+)
+from meshwright.run.posttrain.questions.reading import read_parts
+from meshwright.run.posttrain.questions.settings import (
+    ExactReward,
+    FormatReward,
+    NumberReward,
+    RewardSettings,
+)
+from meshwright.run.posttrain.rollouts.record import Turn
+from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
+from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
+from tests.run.posttrain.data.small_words import words_of
+from tests.run.posttrain.questions.small import liked, questions, task
+from tests.run.posttrain.supervised.tiny import write
+
+WORDS = words_of()
+END = 2
+
+
+def environment(
+    folder: Path, records: list[dict[str, Any]], *rewards: RewardSettings, seed: int | None = 0
+) -> Questions:
+    asked_for = task(str(write(folder / "t.jsonl", records)), validation=0.0, rewards=rewards)
+    parts = read_parts(asked_for, WORDS, room=60)
+    return Questions(parts.train, asked_for.judged_by, WORDS, digest=parts.digest, seed=seed)
+
+
+def turn(text: str, *, ended: bool = True) -> Turn:
+    tokens = (*WORDS.encode(text, special=False), *((END,) if ended else ()))
+    nothing = (0.0,) * len(tokens)
+    finish = "stop" if ended else "length"
+    return Turn(tokens=tokens, logprobs=nothing, finish=finish, version=0, seed=0)  # type: ignore[arg-type]
+
+
+def test_each_pass_asks_every_prompt_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    asking = environment(tmp_path, questions(12), ExactReward())
+    passes = [[asking.asked(12 * one + n).tokens for n in range(12)] for one in range(3)]
+    assert len({tuple(each) for each in passes}) == 3
+    assert len({frozenset(each) for each in passes}) == 1
+    assert len(set(passes[0])) == 12
+    again = environment(tmp_path, questions(12), ExactReward())
+    assert [again.asked(n).tokens for n in range(36)] == [one for each in passes for one in each]
+    other = environment(tmp_path, questions(12), ExactReward(), seed=1)
+    assert [other.asked(n).tokens for n in range(12)] != passes[0]
+
+
+def test_without_a_seed_prompts_stay_in_the_order_of_their_file(tmp_path: Path) -> None:
+    asking = environment(tmp_path, questions(5), ExactReward(), seed=None)
+    told = [asking.asked(n).question.where for n in range(6)]
+    assert [each.rpartition(":")[2] for each in told] == ["1", "2", "3", "4", "5", "1"]
+
+
+def test_answers_are_checked_by_what_their_records_hold(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = [
+        {"prompt": "a", "answer": "#### 4"},
+        {"prompt": "b", "choices": ["x", "y"], "right": 1},
+        {"prompt": "c", "tests": "assert f() == 4"},
+    ]
+    shape = FormatReward(pattern=".*4.*", weight=0.5)
+    asking = environment(tmp_path, records, NumberReward(), shape, seed=None)
+    assert set(asking.verifiers) == {NUMBER, CHOICE, CODE, FORM}
+    assert asking.runs_programs
+    right = ["it is 4", "(b)", "```python\ndef f(): return 4\n```"]
+    checks = [check for n, text in enumerate(right) for check in asking.checks_of(n, turn(text))]
+    with VerifierPool(asking.verifiers, workers=1) as pool:
+        parts = pool.judge(checks)
+    assert [(part.name, part.value, part.weight) for part in parts] == [
+        ("number", 1.0, 1.0), ("format", 1.0, 0.5), ("number", 1.0, 1.0), ("format", 0.0, 0.5),
+        ("number", 1.0, 1.0), ("format", 1.0, 0.5),
+    ]  # fmt: skip
+    assert environment(tmp_path, records[:1]).verifiers == (EXACT,)
+
+
+def test_programs_are_taken_from_behind_the_thoughts(tmp_path: Path) -> None:
+    asking = environment(tmp_path, [{"prompt": "c", "tests": "t", "prefix": "p\n"}], ExactReward())
+    (check,) = asking.checks_of(0, turn("<think>```\nno\n```</think>```\nyes\n```"))
+    assert check.job == {"program": "p\nyes\n", "tests": "t"}
+
+
+def test_a_program_that_never_ends_earns_nothing_and_is_counted(tmp_path: Path) -> None:
+    records = [{"prompt": "c", "tests": ""}]
+    asking = environment(tmp_path, records, ExactReward())
+    texts = ["while True: pass", "import os; os._exit(1)", "x = 1"]
+    checks = [check for text in texts for check in asking.checks_of(0, turn(text))]
+    limits = VerifierLimits(deadline_s=1.0, retries=0, checks_per_process=1)
+    with VerifierPool(asking.verifiers, workers=1, limits=limits) as pool:
+        parts = pool.judge(checks)
+        assert pool.counts[CODE] == {"ok": 1, "time-out": 1, "died": 1}
+    assert [part.outcome for part in parts] == ["time-out", "died", "ok"]
+    assert [part.value for part in parts] == [0.0, 0.0, 1.0]
+    assert all(part.is_judged for part in parts)
+
+
+def test_a_pattern_that_never_ends_is_named_and_no_verdict(tmp_path: Path) -> None:
+    asking = environment(tmp_path, questions(1), FormatReward(pattern="(a+)+b"))
+    checks = list(asking.checks_of(0, turn("a" * 64)))
+    limits = VerifierLimits(deadline_s=1.0)
+    with VerifierPool(asking.verifiers, workers=1, limits=limits) as pool:
+        (part,) = pool.judge(checks)
+    assert part.outcome == "time-out"
+    assert not part.is_judged
+    assert f"verifier {FORM} gave no answer within its deadline of 1 s" in part.reason
+
+
+def test_a_reward_model_reads_tokens_as_drawn_and_the_end_of_the_chat(tmp_path: Path) -> None:
+    asking = environment(tmp_path, questions(1), liked())
+    asked = asking.asked(0)
+    assert asking.verifiers == ()
+    drawn = turn("aye")
+    (check,) = asking.checks_of(0, drawn)
+    assert check.job == {"tokens": [*asked.tokens, *drawn.tokens, *asked.tail]}
+    assert asked.tail, "the template ends a line behind an answer"
+    cut = turn("aye", ended=False)
+    (check,) = asking.checks_of(0, cut)
+    assert check.job == {"tokens": [*asked.tokens, *cut.tokens]}
