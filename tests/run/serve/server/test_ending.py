@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_a_signal_ends_the_process_in_order() -> None:
     assert (process.returncode, said.strip()) == (0, "in order True")
     # A line for each request, and nothing else.
     assert [json.loads(line)["path"] for line in logged.splitlines()] == ["/health"]
+
+
+def test_more_clients_than_files_to_begin_with_are_answered() -> None:
+    few = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, r.getrlimit(r.RLIMIT_NOFILE)[1]))"
+    )
+    process, url = run_apart(few)
+    with ExitStack() as held:
+        lines = [held.enter_context(opened(url, TEXT, HELLO)) for _ in range(100)]
+        assert all(b"200 OK" in line.recv(65536) for line in lines)
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("signals", [2, 3])

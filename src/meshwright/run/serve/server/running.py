@@ -20,6 +20,8 @@ from meshwright.run.serve.server.desk import Desk
 from meshwright.run.serve.server.settings import ServerSettings
 
 STARTS_WITHIN_S = 30.0
+CONNECTIONS = 65536
+"""Files that a server asks the system for."""
 
 
 class _Server(uvicorn.Server):
@@ -121,6 +123,7 @@ def run_server(
         MissingPart: Where the address is taken.
     """
     _log_to_stderr()
+    _allow_many_connections()
     server = _server(app, settings)
     server.started_at = started
     try:
@@ -129,6 +132,23 @@ def run_server(
         raise _not_started() from None
     except OSError as error:
         raise _no_address(settings, error) from None
+
+
+def _allow_many_connections() -> None:
+    """Let this process hold as many files as it may: each client is one.
+
+    Many systems begin with 1,024, and where there are more clients the system hangs up on them
+    before anybody here hears of it.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def take_address(settings: ServerSettings) -> list[socket.socket]:
