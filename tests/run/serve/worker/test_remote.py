@@ -60,6 +60,7 @@ async def come_to(engine: RemoteEngine) -> None:
 
 async def _life(folder: Path) -> None:
     engine = RemoteEngine(folder, EngineSettings(limits=LIMITS, device="cpu", max_length=64))
+    assert engine.gauges().blocks == 64, "before anybody asked"
     asks = [
         Ask(prompt=PROMPT, sampling=Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)),
         Ask(prompt=PROMPT, sampling=Sampling(max_tokens=60, ignore_eos=True, n=2)),
