@@ -320,7 +320,7 @@ def play(batcher: Batcher, asked: list[Any], *, leaps: bool, draws: bool) -> lis
 def check_blocks(batcher: Batcher, batch: Batch) -> None:
     batcher.grants(batch)
     held: dict[int, set[int]] = {}
-    for sequence in batcher._places:
+    for sequence in batcher.places:
         needed = -(-(batcher.tokens_of(sequence) - 1) // batcher.limits.block_tokens)
         if sequence.state is State.DECODING:
             assert len(sequence.blocks) == needed

@@ -49,7 +49,7 @@ class Batcher:
         """How often a sequence made room."""
         self.cache = PrefixCache(self.pool, limits.block_tokens, is_on=limits.prefix_cache)
         self._guesses = guesses
-        self._places = Places()
+        self.places = Places()
         self._ranked = False
         """Whether there has been more than one priority."""
         self._prefilling: dict[Sequence, None] = {}
@@ -61,11 +61,12 @@ class Batcher:
         """Whose turn it is, where there was no room for it and none has been made since."""
         self._order = 0
         self._kept_free = int(limits.watermark * blocks)
+        self._apart = limits.mixing == "apart"
 
     @property
     def running(self) -> int:
         """Sequences that have a place."""
-        return len(self._places)
+        return len(self.places)
 
     def tokens_of(self, sequence: Sequence) -> int:
         """Count the tokens a sequence has, once the steps decided so far are done."""
@@ -76,11 +77,12 @@ class Batcher:
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn; its forks begin when its prompt is computed."""
         block, size = self.limits.block_tokens, self.pool.size
-        if -(-(sequence.end - 1) // block) > size:
+        if sequence.end - 1 > size * block:
             what = f"{sequence.end - 1:,} tokens do not fit into {size:,} blocks of {block}"
             raise InputError([Problem("max_tokens", what, f"ask for {size * block:,} in all")])
         sequence.order, self._order = self._order, self._order + 1
-        self._ranked = self._ranked or sequence.priority != 0
+        if sequence.priority:
+            self._ranked = True
         self.waiting.push(sequence)
         if self._stuck is not None and self.waiting.peek() is not self._stuck:
             self._stuck = None
@@ -88,7 +90,7 @@ class Batcher:
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is: it has met its end, or nobody waits for it."""
         state, sequence.state = sequence.state, State.OVER
-        if sequence in self._places:
+        if sequence in self.places:
             self._leave(sequence)
         elif state is State.WAITING and sequence.order >= 0:
             self.waiting.remove(sequence)
@@ -100,7 +102,7 @@ class Batcher:
 
         The watermark is left for those who run, unless `all_there_are` may be had.
         """
-        left = self._kept_free if self._places and not all_there_are else 0
+        left = self._kept_free if self.places and not all_there_are else 0
         if blocks + left > self.pool.spare:
             return False
         self.pool.promise(blocks)
@@ -113,13 +115,14 @@ class Batcher:
 
     def next(self) -> Batch | None:
         """Decide the next step; None where there is nothing to do."""
-        self._let_go()
-        batch = Batch()
-        batch.copies, self._copies = self._copies, []
-        apart = self.limits.mixing == "apart"
-        if self.waiting.count and self._stuck is None and (apart or self._ranked):
+        if self._due or self.host.read:
+            self._let_go()
+        batch, waiting = Batch(), self.waiting
+        if self._copies:
+            batch.copies, self._copies = self._copies, []
+        if waiting.count and self._stuck is None and (self._apart or self._ranked):
             self._make_room(batch)
-        alone = apart and bool(self._prefilling or (self._stuck is None and self.waiting.count))
+        alone = self._apart and bool(self._prefilling or (self._stuck is None and waiting.count))
         if not alone:
             self._go_on(batch)
         budget = self.limits.batch_tokens - batch.decodes
@@ -127,15 +130,14 @@ class Batcher:
             budget = self._check_guesses(batch, budget)
         for sequence in self._prefilling:
             budget -= self._compute(batch, sequence, budget) if budget > 0 else 0
-        if self._stuck is None and self.waiting.count and not batch.preempted:
+        if self._stuck is None and waiting.count and not batch.preempted:
             self._admit(batch, budget)
         if not (batch.decodes or batch.chunks or batch.joined or batch.preempted):
             self._copies = batch.copies
             return None
-        if not alone:
-            self.decoding.steps += 1
-            self._due += self.decoding.finished()
-            batch.finished += self._due
+        if not alone and (finished := self.decoding.go(1)):
+            self._due += finished
+            batch.finished += finished
         for sequence in batch.joined:
             self._join(batch, sequence)
         return batch
@@ -156,9 +158,9 @@ class Batcher:
         self.pool.promise(decoding.growth(count))
         if self.waiting.is_shared:
             self.waiting.charge_each(decoding, count)
-        decoding.steps += count
-        self._due = decoding.finished()
-        return self._due
+        if finished := decoding.go(count):
+            self._due = finished
+        return finished
 
     def grants(self, batch: Batch) -> list[tuple[Sequence, list[int]]]:
         """Draw the blocks that a step's sequences were promised; return those new to each.
@@ -204,10 +206,10 @@ class Batcher:
         assert head is not None, "somebody waits"
         # Who decodes beside it begins blocks, too, and must not send it away for them at once.
         while not self._has_room(head, self.cache.find(head), len(self.decoding.bucket())):
-            if not self._places.has_below(head.priority):
+            if not self.places.has_below(head.priority):
                 self._stuck = head
                 return
-            self._preempt(batch, self._places.last())
+            self._preempt(batch, self.places.last())
         if batch.preempted:
             self._place(batch, self.waiting.pop(head))
 
@@ -216,11 +218,11 @@ class Batcher:
         decoding = self.decoding
         bucket = decoding.bucket()
         while len(bucket) > self.pool.spare:
-            self._preempt(batch, self._places.last())
+            self._preempt(batch, self.places.last())
         if bucket:
             self.pool.promise(len(bucket))
         batch.grown, batch.decodes, batch.context = bucket, decoding.count, decoding.context
-        if batch.decodes and self.waiting.is_shared:
+        if self.waiting.is_shared:
             self.waiting.charge_each(decoding, 1)
 
     def _check_guesses(self, batch: Batch, budget: int) -> int:
@@ -233,7 +235,7 @@ class Batcher:
             held = len(sequence.blocks) + sequence.promised
             missing = -(-reach // self.limits.block_tokens) - held
             while missing > self.pool.spare and sequence.state is State.GUESSING:
-                last = self._places.last()
+                last = self.places.last()
                 if last in batch.placed or any(chunk.sequence is last for chunk in batch.chunks):
                     break
                 self._preempt(batch, last)
@@ -249,54 +251,50 @@ class Batcher:
 
     def _admit(self, batch: Batch, budget: int) -> None:
         """Let those in whose turn it is, as long as there is room."""
-        waiting, whole = self.waiting, self.limits.mixing == "apart"
-        while budget > 0:
-            sequence = waiting.peek()
-            if sequence is None:
-                return
+        waiting, block = self.waiting, self.limits.block_tokens
+        while budget > 0 and (sequence := waiting.peek()) is not None:
             found = self.cache.find(sequence) if sequence.keys else []
             if not self._has_room(sequence, found):
                 self._stuck = sequence
                 return
-            left = sequence.tokens - len(found) * self.limits.block_tokens
-            if whole and left > budget and batch.chunks:
+            if self._apart and batch.chunks and sequence.tokens - len(found) * block > budget:
                 return
             self._place(batch, waiting.pop(sequence), found)
             if sequence.state is State.PREFILLING:
                 budget -= self._compute(batch, sequence, budget)
 
     def _has_room(self, sequence: Sequence, found: list[int], beside: int = 0) -> bool:
-        if len(self._places) >= self.limits.batch_requests:
+        if len(self.places) >= self.limits.batch_requests:
             return False
         needed = -(-sequence.tokens // self.limits.block_tokens) - len(found)
         if found:
             needed += self.pool.idle_among(found)
-        return needed + beside + (self._kept_free if self._places else 0) <= self.pool.spare
+        return needed + beside + (self._kept_free if self.places else 0) <= self.pool.spare
 
     def _place(self, batch: Batch, sequence: Sequence, found: list[int] | None = None) -> None:
         """Give a sequence its place and its blocks."""
         found = self.cache.find(sequence) if found is None else found
-        block = self.limits.block_tokens
-        self._places.enter(sequence)
+        self.places.enter(sequence)
         if found:
             self.pool.hold(found)
         if not sequence.done:
             self.cache.use(sequence, len(found))
+        done, tokens = sequence.done, sequence.tokens
         # It may come with all its keys and values, and with a token that follows them.
-        decodes = sequence.done >= sequence.tokens - (sequence.tokens > sequence.prompt)
-        kept = sequence.done if decodes else sequence.tokens
+        decodes = done >= tokens - (tokens > sequence.prompt)
         sequence.blocks, sequence.named = found, len(found)
-        sequence.promised = -(-kept // block) - len(found)
-        self.pool.promise(sequence.promised)
+        missing = -(-(done if decodes else tokens) // self.limits.block_tokens) - len(found)
+        sequence.promised = missing
+        self.pool.promise(missing)
+        batch.placed.append(sequence)
         if sequence.keys or sequence.forks or sequence.away:
             self._draw(sequence)
-        batch.placed.append(sequence)
-        if sequence.away:
-            held, sequence.away = sequence.away, []
-            batch.moved_in.append(Move(sequence, sequence.blocks[: len(held)], held))
-            self.host.leave(held)
+            if held := sequence.away:
+                sequence.away = []
+                batch.moved_in.append(Move(sequence, sequence.blocks[: len(held)], held))
+                self.host.leave(held)
         if decodes:
-            sequence.tokens = sequence.done + 1
+            sequence.tokens = done + 1
             batch.joined.append(sequence)
         else:
             sequence.state = State.PREFILLING
@@ -304,10 +302,13 @@ class Batcher:
 
     def _compute(self, batch: Batch, sequence: Sequence, budget: int) -> int:
         """Let a step compute some tokens of a prompt; return how many."""
-        start, left = sequence.done, sequence.tokens - sequence.done
-        count = min(left, budget, self.limits.chunk_tokens or left)
+        start, most = sequence.done, self.limits.chunk_tokens
+        left = sequence.tokens - start
+        count = left if left < budget else budget
+        if most is not None and most < count:
+            count = most
         stop = sequence.done = start + count
-        batch.chunks.append(Chunk(sequence, start, stop, samples=count == left))
+        batch.chunks.append(Chunk(sequence, start, stop, count == left))
         if self.waiting.is_shared:
             self.waiting.charge(sequence.tenant, count)
         if sequence.keys:
@@ -340,7 +341,7 @@ class Batcher:
             if child.state is State.OVER:
                 continue
             child.order, self._order = self._order, self._order + 1
-            if len(self._places) >= self.limits.batch_requests or self.pool.spare < 1:
+            if len(self.places) >= self.limits.batch_requests or self.pool.spare < 1:
                 self.waiting.push(child, first=True)
                 continue
             child.blocks = sequence.blocks[:whole]
@@ -351,7 +352,7 @@ class Batcher:
                 self._copies.append((sequence.blocks[whole], child.blocks[-1]))
             child.tokens, child.named = sequence.tokens, whole
             child.done = child.cached = sequence.done
-            self._places.enter(child)
+            self.places.enter(child)
             batch.forked.append((sequence, child))
             self._join(batch, child)
 
@@ -380,9 +381,10 @@ class Batcher:
         """Take away a place and its blocks."""
         if sequence.ticket:
             self.decoding.leave(sequence)
-        self._places.leave(sequence)
-        self._prefilling.pop(sequence, None)
-        self._guessing.pop(sequence, None)
+        else:
+            self._prefilling.pop(sequence, None)
+            self._guessing.pop(sequence, None)
+        self.places.leave(sequence)
         if sequence.keys:
             self.cache.name(sequence)
         if sequence.blocks:

@@ -11,7 +11,8 @@ class HostBlocks(BlockPool):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self._read: list[int] = []
+        self.read: list[int] = []
+        """Blocks that the present step reads."""
 
     def take(self, count: int) -> list[int]:
         """Return so many blocks; none where there are not as many."""
@@ -22,10 +23,10 @@ class HostBlocks(BlockPool):
 
     def leave(self, blocks: list[int]) -> None:
         """Give back blocks that the present step reads."""
-        self._read += blocks
+        self.read += blocks
 
     def settle(self) -> None:
         """Begin the next step."""
-        if self._read:
-            self.release(self._read)
-            self._read = []
+        if self.read:
+            self.release(self.read)
+            self.read = []

@@ -18,8 +18,7 @@ class PrefixCache:
         """Return the blocks that hold the beginning of a sequence already; one token is left."""
         if not sequence.keys or not self._is_on or sequence.done:
             return []
-        whole = (sequence.tokens - 1) // self._block
-        return self._pool.find(sequence.keys[:whole])
+        return self._pool.find(sequence.keys, (sequence.tokens - 1) // self._block)
 
     def use(self, sequence: Sequence, found: int) -> None:
         """Let a sequence begin behind so many blocks that were found.
@@ -40,6 +39,5 @@ class PrefixCache:
             return
         full = min(sequence.done // self._block, len(keys), len(sequence.blocks))
         if full > sequence.named:
-            new = slice(sequence.named, full)
-            self._pool.name_all(sequence.blocks[new], keys[new])
+            self._pool.name(sequence.blocks, keys, sequence.named, full)
             sequence.named = full

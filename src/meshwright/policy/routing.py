@@ -5,11 +5,12 @@ that minds prefixes also remembers which blocks of prompts it sent where, the la
 weighs what an engine would still have to compute against what it has open already.
 """
 
-from collections import OrderedDict
+from bisect import bisect_left
 from collections.abc import Collection, Hashable, Sequence
 from typing import Literal, get_args
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.recent import Recent
 from meshwright.spec.names import unknown_name
 
 Routing = Literal["round-robin", "least-loaded", "prefix"]
@@ -38,11 +39,9 @@ class Router:
         self.tokens = [0] * engines
         """Tokens of their prompts."""
         self._turn = -1
-        self._block, self._most = block_tokens, kept_blocks
-        self._sent: list[OrderedDict[Hashable, None]] = [OrderedDict() for _ in range(engines)]
-        """Blocks sent to each, the latest last."""
-        self._holders: dict[Hashable, int] = {}
-        """Engines that were sent a block, one bit for each."""
+        self._block = block_tokens
+        self._sent = [Recent(kept_blocks) for _ in range(engines)]
+        """Blocks sent to each."""
 
     def send(
         self,
@@ -59,11 +58,11 @@ class Router:
             after = [engine for engine in there if engine > self._turn]
             self._turn = chosen = (after or there)[0]
         elif self.how == "least-loaded" or not keys:
-            chosen = min(there, key=self._load)
+            chosen = min([(self.open[one], self.tokens[one], one) for one in there])[2]
         else:
             chosen = self._nearest(prompt_tokens, keys, there)
         if keys and self.how == "prefix":
-            self._remember(chosen, keys)
+            self._sent[chosen].use(keys)
         self.open[chosen] += 1
         self.tokens[chosen] += prompt_tokens
         return chosen
@@ -73,50 +72,25 @@ class Router:
         self.open[engine] -= 1
         self.tokens[engine] -= prompt_tokens
 
-    def _load(self, engine: int) -> tuple[int, int]:
-        return self.open[engine], self.tokens[engine]
-
     def _nearest(self, prompt_tokens: int, keys: Sequence[Hashable], there: Sequence[int]) -> int:
         """Return who has least to do: what it has open, and what it lacks of this prompt."""
-        found = self._matched(keys)
-
-        def work(engine: int) -> tuple[int, int, int]:
-            lacking = prompt_tokens - min(prompt_tokens, found[engine] * self._block)
-            # Of those with equally little to do, the one whose cache has most room.
-            return self.tokens[engine] + lacking, self.open[engine], len(self._sent[engine])
-
-        return min(there, key=work)
+        found, block = self._matched(keys), self._block
+        # Of those with equally little to do, the one whose cache has most room.
+        work = [
+            (
+                self.tokens[one] + max(0, prompt_tokens - found[one] * block),
+                self.open[one],
+                len(self._sent[one]),
+                one,
+            )
+            for one in there
+        ]
+        return min(work)[3]
 
     def _matched(self, keys: Sequence[Hashable]) -> list[int]:
         """Count the leading blocks that each engine was sent."""
-        found, holders = [0] * len(self.open), self._holders
-        still = (1 << len(self.open)) - 1
-        for depth, key in enumerate(keys):
-            left = still & ~holders.get(key, 0)
-            while left:
-                lowest = left & -left
-                found[lowest.bit_length() - 1] = depth
-                left -= lowest
-            still &= holders.get(key, 0)
-            if not still:
-                return found
-        while still:
-            lowest = still & -still
-            found[lowest.bit_length() - 1] = len(keys)
-            still -= lowest
-        return found
-
-    def _remember(self, engine: int, keys: Sequence[Hashable]) -> None:
-        sent, holders, bit = self._sent[engine], self._holders, 1 << engine
-        # The end of a prompt is forgotten first: its beginning is of more use.
-        for key in reversed(keys):
-            if key in sent:
-                sent.move_to_end(key)
-            else:
-                sent[key] = None
-                holders[key] = holders.get(key, 0) | bit
-        while len(sent) > self._most:
-            oldest, _ = sent.popitem(last=False)
-            holders[oldest] &= ~bit
-            if not holders[oldest]:
-                del holders[oldest]
+        return [
+            # Where one is remembered, all before it are.
+            bisect_left(keys, True, key=lambda key: key not in sent) if keys[0] in sent else 0
+            for sent in self._sent
+        ]

@@ -71,7 +71,9 @@ class Waiting(Generic[W]):
         if line is None:
             line = level[one.tenant] = deque()
             self._only = line if len(self._levels) == len(level) == 1 else None
-        if not line and not (self.count and self._is_waiting(one.tenant)):
+        # A tenant that is and was the only one has nobody to be level with.
+        is_new = self.is_shared or one.tenant not in self._got
+        if is_new and not line and not (self.count and self._is_waiting(one.tenant)):
             self._enter(one.tenant)
         if first:
             line.appendleft(one)

@@ -11,7 +11,7 @@ from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_
 from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.outcome import outcome_of
 from meshwright.predict.serving.planned import ServingAnswer, ServingQuestion
-from meshwright.predict.serving.planning import STEPS, plan_serving
+from meshwright.predict.serving.planning import STEPS, _Search, plan_serving
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.shapes import Shape, Space, asked_of, candidates, shape_of
 from meshwright.spec import catalog
@@ -218,6 +218,20 @@ def test_every_degree_asked_for_that_the_gpus_do_not_allow_is_refused() -> None:
     assert refused() == set()
     beside = plan_serving(question(space=Space(tp=(1, 32), pp=(1,))))
     assert beside.refused["tp 32"] == "takes 32 GPUs, and there may be 16"
+
+
+def test_a_fleet_that_comes_up_again_with_the_same_requests_is_not_simulated_again() -> None:
+    search = _Search(question(), lambda _: None)
+    replica = Replica(model=MODEL, cluster=CLUSTER)
+    one, two = (
+        Fleet(serving=Copies(replica=replica, limits=default_limits(replica), count=count))
+        for count in (1, 2)
+    )
+    # A sample of more than there are is all of them.
+    assert search._outcome(one) is search._outcome(one, slice(1500))
+    assert search._outcome(one, slice(0, 1500, 2)) != search._outcome(one)
+    assert search._outcome(two) != search._outcome(one)
+    assert search.simulations == 3
 
 
 def test_without_a_plan_the_fleet_that_comes_nearest_is_named() -> None:

@@ -7,6 +7,7 @@ has decided the step after it, too.
 """
 
 from array import array
+from collections.abc import Collection
 from math import ceil, inf, sqrt
 from struct import Struct
 from typing import NamedTuple, Protocol
@@ -14,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
+from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence
 from meshwright.policy.captured import captured_size
 from meshwright.predict.serving.step_cost import steps_within
 from meshwright.spec.serving import Limits
@@ -107,11 +108,11 @@ class Clocked:
         """Whether it takes several steps, which can be cut short."""
         self.is_waking = False
         """Whether it looks what there is to do as soon as all who come now are there."""
-        self.began: list[Sequence] = []
-        self.finished: list[Sequence] = []
-        self.preempted: list[Sequence] = []
+        self.began: Collection[Sequence] = ()
+        self.finished: Collection[Sequence] = ()
+        self.preempted: Collection[Sequence] = ()
         """Who got a token beside those who decode, who got their last, and who made room."""
-        self._chunks: list[Chunk] = []
+        self._chunks: Collection[Chunk] = ()
         self.start_s = self._first_s = self._more_s = 0.0
         self._last_s = 0.0
         """When the last of the steps that it takes now begins, and the next is decided ahead."""
@@ -127,8 +128,7 @@ class Clocked:
 
     def take(self, sequence: Sequence, now_s: float) -> None:
         """Let a sequence wait until somebody decides about it."""
-        busy = self.ends_s < inf and not self.is_waking
-        if self._ahead and busy and now_s > self._last_s:
+        if self._ahead and self.ends_s < inf and not self.is_waking and now_s > self._last_s:
             self._late.append(sequence)
         else:
             self.batcher.add(sequence)
@@ -147,29 +147,13 @@ class Clocked:
 
     def begin(self, now_s: float) -> float:
         """Decide what is done next; return when it ends, infinity where there is nothing to do."""
-        if self.is_waking:
+        if self._late and self.is_waking:
             # Nothing was decided ahead.
             self._admit()
-        end = self._begin(now_s)
-        if self._late:
-            if self.is_leaping:
-                end = self._shorten(1)
-            self._admit()
-            if end == inf:
-                end = self._begin(now_s)
-        return end
-
-    def _admit(self) -> None:
-        for sequence in self._late:
-            self.batcher.add(sequence)
-        self._late.clear()
-
-    def _begin(self, now_s: float) -> float:
-        batcher = self.batcher
-        steps = batcher.horizon()
         self.start_s = self._last_s = now_s
         self.is_waking = False
-        if steps:
+        batcher = self.batcher
+        if steps := batcher.horizon():
             decoding = batcher.decoding
             count, keys = decoding.count, decoding.context
             mean = keys / count
@@ -181,17 +165,28 @@ class Clocked:
             self._first_s = first = fixed + slope * keys
             self._more_s = more = slope * count
             self.is_leaping = True
-            self.ends_s = end = now_s + steps * (first + more * (steps - 1) / 2)
-            return end
-        batch = batcher.next()
-        if batch is None:
+            self.ends_s = now_s + steps * (first + more * (steps - 1) / 2)
+        elif batch := batcher.next():
+            self._steps, self._decodes, self._chunks = 1, batch.decodes, batch.chunks
+            self._waiting = batcher.waiting.count + len(self._late)
+            self.began, self.finished = batch.joined, batch.finished
+            self.preempted = batch.preempted
+            self.ends_s = now_s + self._price(batch)
+        else:
             self.ends_s = inf
-            return inf
-        self._steps, self._decodes, self._chunks = 1, batch.decodes, batch.chunks
-        self._waiting = self.waiting
-        self.began, self.finished, self.preempted = batch.joined, batch.finished, batch.preempted
-        self.ends_s = end = now_s + self._price(batch)
-        return end
+        return self._caught_up(now_s) if self._late else self.ends_s
+
+    def _caught_up(self, now_s: float) -> float:
+        """Let in who came after the step now begun was decided; return when it ends."""
+        if self.is_leaping:
+            self._shorten(1)
+        self._admit()
+        return self.begin(now_s) if self.ends_s == inf else self.ends_s
+
+    def _admit(self) -> None:
+        for sequence in self._late:
+            self.batcher.add(sequence)
+        self._late.clear()
 
     def cut(self, now_s: float) -> float:
         """Take only the steps that are decided by now; return when the last of them ends."""
@@ -218,14 +213,16 @@ class Clocked:
     def finish(self) -> None:
         """Be done with it: see who `began`, who `finished` and who was `preempted`."""
         batcher, joined = self.batcher, 0
+        places, pool = batcher.places, batcher.pool
         if self.is_leaping:
             self._leap()
-        elif self.began:
-            joined = sum([one.state is State.DECODING for one in self.began])
+        else:
+            for one in self.began:
+                joined += one.ticket > 0
         self._record.frombytes(
             _ROW.pack(
                 self.start_s, self.ends_s, self._steps, self._decodes, self._prompts, joined,
-                batcher.running, self._waiting, batcher.pool.held,
+                len(places), self._waiting, pool.size - pool.spare,
             )
         )  # fmt: skip
         self.ends_s = inf
@@ -250,7 +247,7 @@ class Clocked:
 
     def _leap(self) -> None:
         self.is_leaping = False
-        self.began, self.preempted, self._chunks = [], [], []
+        self.began = self.preempted = self._chunks = ()
         self.finished = self.batcher.leap(self._steps)
 
     def _price(self, batch: Batch) -> float:

@@ -87,8 +87,9 @@ class Handover:
 
     def go_on(self, engine: Clocked, now: float) -> None:
         """Take what waits for an engine that has more room now."""
-        if engine.number >= self._first:
-            self._move(engine.number - self._first, now)
+        place = engine.number - self._first
+        if place >= 0 and self._queues[place]:
+            self._move(place, now)
 
     def arrived(self, handed: Handed, now: float) -> None:
         """Let a sequence decode where its keys and values are now."""

@@ -25,7 +25,6 @@ from meshwright.predict.serving.shapes import (
 )
 from meshwright.spec.layout.words import short_name
 from meshwright.spec.serving import Limits
-from meshwright.spec.workload import Request
 
 SAMPLE = 1500
 """Requests for each engine of a sample."""
@@ -94,6 +93,8 @@ class _Search:
         self.refused_gpus: dict[str, int] = {}
         self.misses: dict[int, tuple[float, Fleet]] = {}
         """For each number of GPUs the fleet that came nearest, with the share that it keeps."""
+        self.outcomes: dict[tuple[Fleet, int, int, int], Outcome] = {}
+        """What was simulated: fleets, each with the part of the requests that it served."""
         self.beaten = self.simulations = 0
 
     @property
@@ -161,7 +162,7 @@ class _Search:
         copies = Copies(replica=replica, limits=_limits(replica, tokens))
 
         def fits(count: int) -> bool:
-            found = self._outcome(Fleet(serving=copies), self._sample(count)[::count])
+            found = self._outcome(Fleet(serving=copies), slice(0, SAMPLE * count, count))
             return self._judge(self._fleet(copies, count), found)
 
         high, step = least, 1
@@ -216,7 +217,7 @@ class _Search:
             )
             if self.question.target and (reason := cannot_run(fleet, self.question.target)):
                 raise InputError([Problem("target", reason)])
-            found = self._outcome(fleet, self._sample(before + after))
+            found = self._outcome(fleet, slice(SAMPLE * (before + after)))
             if self._judge(fleet, found):
                 self._settle(fleet)
                 return
@@ -234,8 +235,7 @@ class _Search:
 
         A share of a sample may be worse than what a router sends an engine, or better.
         """
-        everything = list(self.question.requests)
-        found = self._outcome(fleet, everything)
+        found = self._outcome(fleet)
         if self._judge(fleet, found):
             kept = ServingPlan(fleet=fleet, outcome=found)
             while (fewer := self._with_one_less(kept.fleet)) and self.is_kept(fewer.outcome):
@@ -245,7 +245,7 @@ class _Search:
         while fleet.gpus + fleet.serving.replica.gpus <= self.most_gpus:
             grown = msgspec.structs.replace(fleet.serving, count=fleet.serving.count + 1)
             fleet = msgspec.structs.replace(fleet, serving=grown)
-            found = self._outcome(fleet, everything)
+            found = self._outcome(fleet)
             if self._judge(fleet, found):
                 self.plans.append(ServingPlan(fleet=fleet, outcome=found))
                 return
@@ -288,11 +288,7 @@ class _Search:
         return name, self.refused[name]
 
     def _whole(self, fleet: Fleet) -> ServingPlan:
-        everything = list(self.question.requests)
-        return ServingPlan(fleet=fleet, outcome=self._outcome(fleet, everything))
-
-    def _sample(self, engines: int) -> list[Request]:
-        return list(self.question.requests[: SAMPLE * engines])
+        return ServingPlan(fleet=fleet, outcome=self._outcome(fleet))
 
     def is_kept(self, found: Outcome) -> bool:
         """Tell whether enough requests keep to the objective."""
@@ -305,11 +301,18 @@ class _Search:
             self.misses[fleet.gpus] = (share, fleet)
         return self.is_kept(found)
 
-    def _outcome(self, fleet: Fleet, requests: list[Request]) -> Outcome:
-        self.simulations += 1
-        replica = fleet.serving.replica
-        self.report(f"{self.simulations} simulated, {fleet.gpus} × {replica.cluster.gpu.name}")
-        return outcome_of(run_fleet(fleet, requests), fleet, self.question.objective)
+    def _outcome(self, fleet: Fleet, sample: slice = slice(None)) -> Outcome:
+        """Return how some of the requests fare with a fleet, or all of them."""
+        requests = self.question.requests
+        # A sample may be all there are, and a fleet may come up twice.
+        known = self.outcomes.get(key := (fleet, *sample.indices(len(requests))))
+        if known is None:
+            self.simulations += 1
+            gpu = fleet.serving.replica.cluster.gpu
+            self.report(f"{self.simulations} simulated, {fleet.gpus} × {gpu.name}")
+            served = run_fleet(fleet, list(requests[sample]))
+            known = self.outcomes[key] = outcome_of(served, fleet, self.question.objective)
+        return known
 
 
 def _limits(replica: Replica, tokens: int | None) -> Limits:

@@ -1,8 +1,14 @@
 """Names for the blocks of prompts that begin alike, in the size of an engine's own blocks."""
 
+from array import array
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from meshwright.spec.workload import Request
+
+Ints = npt.NDArray[np.int64]
 
 
 class PrefixKeys:
@@ -11,24 +17,32 @@ class PrefixKeys:
     def __init__(self, block_tokens: int) -> None:
         self._block = block_tokens
         self._chains: dict[tuple[int, int, int], int] = {}
+        self._spread: dict[int, tuple[Ints, Ints]] = {}
+        """For each size of a trace's blocks: in which of them the engine's end, and as which."""
 
-    def of(self, request: Request) -> list[int] | None:
+    def of(self, request: Request) -> "array[int] | None":
         """Return the keys of the full blocks that other prompts may share; None without any."""
         block, size, chain = self._block, request.block_tokens, -1
-        # So many blocks of the engine, and one more, may end within one of the trace.
-        most = size // block + 1
-        keys: list[int] = []
-        for place, name in enumerate(request.prefix_blocks):
-            link = (chain, name, size)
-            found = self._chains.get(link)
-            if found is None:
-                found = self._chains[link] = len(self._chains)
-            chain = found
-            count = (place + 1) * size // block - place * size // block
-            keys += range(chain * most, chain * most + count)
+        chains, links = self._chains, []
+        for name in request.prefix_blocks:
+            chain = chains.setdefault((chain, name, size), len(chains))
+            links.append(chain)
         # The last block of the trace may be partly filled.
-        del keys[request.prompt_tokens // block :]
-        return keys or None
+        count = min(len(links) * size, request.prompt_tokens) // block
+        if not count:
+            return None
+        places, offsets = self._spread.get(size, ((), ()))
+        if len(places) < count:
+            places, offsets = self._spread[size] = self._ends(size, 2 * count)
+        # So many blocks of the engine, and one more, may end within one of the trace.
+        found = np.array(links)[places[:count]] * (size // block + 1) + offsets[:count]
+        return array("q", found.tobytes())
+
+    def _ends(self, size: int, count: int) -> tuple[Ints, Ints]:
+        """Return in which block of the trace each of the engine's ends, and as which of them."""
+        numbers = np.arange(count)
+        places = ((numbers + 1) * self._block - 1) // size
+        return places, numbers - places * size // self._block
 
 
 def fresh_tokens(requests: Iterable[Request]) -> list[int]:

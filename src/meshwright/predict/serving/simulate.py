@@ -6,7 +6,7 @@ and the keys and values travel to another that decodes (`handover`).
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from math import inf
 
@@ -69,8 +69,9 @@ class _Run:
         self.engines = self.fronts + (self.over_to.backs if self.over_to else [])
         # Engines for prompts alone hold no answers.
         backs = self.over_to.backs if self.over_to else self.fronts
-        self.most = min(each.batcher.pool.size for each in backs)
-        self.most_prompt = min(each.batcher.pool.size for each in self.fronts)
+        self.most = self.block * min(each.batcher.pool.size for each in backs)
+        self.most_prompt = self.block * min(each.batcher.pool.size for each in self.fronts)
+        """Tokens of a request, and of its prompt, that every engine has room for."""
         self.router: Router | None = None
         if len(fronts) > 1:
             self.router = Router(
@@ -95,34 +96,38 @@ class _Run:
 
     def go(self, in_flight: int | None) -> None:
         """Let everything happen."""
-        count, events, sent, number = len(self.requests), self.events, self.sent_s, 0
-        ready = self.ready = None if in_flight is None else deque([0.0] * min(in_flight, count))
-        while True:
-            if number == count:
-                arrives = inf
-            elif ready is None:
-                arrives = sent[number]
-            else:
-                arrives = ready[0] if ready else inf
-            if events and events[0][0] < arrives:
-                now, _, what = heappop(events)
-                if isinstance(what, Clocked):
-                    # One that was cut short ends at another time than it was to.
-                    if what.ends_s == now:
-                        if not what.is_waking:
-                            self._stepped(what, now)
-                        self.expect(what, what.begin(now))
-                        if self.over_to is not None:
-                            self.over_to.go_on(what, now)
-                elif self.over_to is not None:
-                    self.over_to.arrived(what, now)
-            elif arrives < inf:
-                if ready is not None:
-                    sent[number] = ready.popleft()
-                self._arrive(number, arrives)
-                number += 1
-            else:
-                return
+        sent = self.sent_s
+        if in_flight is None:
+            for number, at_s in enumerate(sent):
+                self._happen(at_s)
+                self._arrive(number, at_s)
+        else:
+            ready = self.ready = deque([0.0] * min(in_flight, len(sent)))
+            for number in range(len(sent)):
+                self._happen(inf, ready)
+                self._happen(ready[0])
+                sent[number] = at_s = ready.popleft()
+                self._arrive(number, at_s)
+        self._happen(inf)
+
+    def _happen(self, before_s: float, or_until: Collection[float] = ()) -> None:
+        """Let what is due before a time happen, or as much of it until there is something."""
+        events, over_to = self.events, self.over_to
+        while events and events[0][0] < before_s and not or_until:
+            now, _, what = heappop(events)
+            if isinstance(what, Clocked):
+                # One that was cut short ends at another time than it was to.
+                if what.ends_s == now:
+                    if not what.is_waking:
+                        self._stepped(what, now)
+                    ends_s = what.begin(now)
+                    if ends_s < inf:
+                        self.tickets += 1
+                        heappush(events, (ends_s, self.tickets, what))
+                    if over_to is not None:
+                        over_to.go_on(what, now)
+            elif over_to is not None:
+                over_to.arrived(what, now)
 
     def expect(self, what: Clocked | Handed, at_s: float) -> None:
         """Write down when something ends."""
@@ -160,8 +165,7 @@ class _Run:
     def _arrive(self, number: int, now: float) -> None:
         request = self.requests[number]
         prompt, output = request.prompt_tokens, request.output_tokens or 1
-        block = self.block
-        if -(-(prompt + output - 1) // block) > self.most or -(-prompt // block) > self.most_prompt:
+        if prompt + output - 1 > self.most or prompt > self.most_prompt:
             self._over(number, now)
             return
         keys = None if self.keys is None else self.keys.of(request)

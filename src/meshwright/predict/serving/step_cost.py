@@ -115,15 +115,15 @@ class StepCost:
         for part in about.windowed:
             read_s += part.key_s * min(context_sum, part.window * decodes)
         # Stages have parts of the batch in turn, but one request is in no two of them at a time.
-        seconds += read_s / max(1, min(parts, decodes))
-        host = self._host_s + self._request_s * max(rows, decodes)
+        seconds += read_s if parts == 1 else read_s / max(1, min(parts, decodes))
+        host = self._host_s + self._request_s * (rows if rows > decodes else decodes)
         if (prefill_tokens and not captured) or self._alone:
             host += self._launches_s
         if prefill_tokens:
             seen_s = about.pair_s * prefill_pairs + about.token_s * prefill_tokens
             for part in about.windowed:
                 seen_s += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
-            seconds += self._prefill_s + seen_s / min(parts, prefill_tokens)
+            seconds += self._prefill_s + seen_s / (1 if parts == 1 else min(parts, prefill_tokens))
         return max(seconds, host) if self._hidden else seconds + host
 
     def decode_line(self, batch: int, mean_context: float) -> tuple[float, float, float]:
