@@ -143,9 +143,31 @@ def settings_of(word: str) -> "LoopSettings":
         from meshwright.run.posttrain.loop import sorting_digits
 
         return sorting_digits()
-    data = load_data(path / "config.toml" if path.is_dir() else path)
+    data = load_loop(path / "config.toml" if path.is_dir() else path)
     data.pop("recipe", None)
     return read_settings(data)
+
+
+def load_loop(path: Path) -> dict[str, Any]:
+    """Read a file of settings; paths in it count from its own folder."""
+    data = load_data(path)
+
+    def beside(table: object, *names: str) -> None:
+        if not isinstance(table, dict):
+            return  # for whoever reads it to say
+        for name in names:
+            value = table.get(name)
+            # What lies there goes first; a model may also be a name of the catalog.
+            if isinstance(value, str) and value and (path.parent / value).exists():
+                table[name] = str(path.parent / value)
+
+    beside(data, "model", "replay")
+    task = data.get("task")
+    beside(task, "train", "held_out")
+    rewards = task.get("rewards") if isinstance(task, dict) else None
+    for reward in rewards if isinstance(rewards, list) else ():
+        beside(reward, "model", "adapter")
+    return data
 
 
 def read_settings(data: dict[str, Any]) -> "LoopSettings":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
-from meshwright.cli.loop_described import PRESETS, read_settings
+from meshwright.cli.loop_described import PRESETS, load_loop, read_settings
 from meshwright.cli.overrides import changed
 from meshwright.cli.train_loop_page import write_report
 from meshwright.cli.train_ranks import run_folder_of
@@ -58,7 +58,8 @@ def _require_known(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in _REFUSED if getattr(args, name)]
     if given:
         what = "is nothing that reinforcement learning knows yet"
-        raise InputError([Problem(name, what, "leave it out") for name in given])
+        fixes = {"--fresh": "begin anew in another folder: --folder RUN"}
+        raise InputError([Problem(name, what, fixes.get(name, "leave it out")) for name in given])
 
 
 def train_loop(args: argparse.Namespace) -> Answer:
@@ -117,19 +118,21 @@ def settings_of(args: argparse.Namespace) -> _Asked:
     from meshwright.run.posttrain.adapters.settings import with_listed_targets
     from meshwright.run.posttrain.loop import sorting_digits
     from meshwright.run.posttrain.loop.settings import optimizer_of
+    from meshwright.run.posttrain.loop.tasks import require_folder
     from meshwright.run.train.job_file import located
 
     path, words = Path(args.job), changed(args.files)
     file: dict[str, Any]
     if args.job in PRESETS:
         file = plain(sorting_digits())
-    elif (path / "config.json").is_file():
+    elif (path / "config.json").is_file() or path.suffix == ".gguf":
+        require_folder(args.job)
         file = {"model": str(path)}
         if "task" not in words:
             fix = "add task.name=questions task.train=FILE, or task.name=module:function"
             raise InputError([Problem("task.name", "nothing says what is asked of it", fix)])
     elif path.suffix in FORMATS:
-        file = load_data(path)
+        file = load_loop(path)
     else:
         fix = f"use {', '.join(PRESETS)}, a TOML file, or a model's folder"
         raise InputError([Problem(args.job, "is no task, file or model", fix)])
@@ -198,4 +201,5 @@ def _told(row: dict[str, float]) -> dict[str, float]:
     """Return the figures of a step that people look at first."""
     parts = (name for name in row if re.fullmatch(r"reward_\w+_mean", name))
     wanted = ("reward_mean", *parts, "reward_std", "silent_groups", "clip_share", "entropy")
+    wanted += ("length_mean", "truncated_share")
     return {name: row[name] for name in (*wanted, "logp_gap_max") if name in row}

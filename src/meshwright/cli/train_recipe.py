@@ -86,9 +86,18 @@ def unit_of(asked: "AskedJob") -> str:
 
 def remarks(asked: "AskedJob", folder: Path) -> Iterator[str]:
     """Say what a finished run of a recipe can be used for."""
+    from meshwright.run.posttrain.supervised.settings import name_of
+
     job = _recipe(asked)
+    words = ["mw", "export", str(folder), "FOLDER"]
+    if name_of(job.recipe) == "reward":
+        # What would be served of it are its words, and not its rewards.
+        words += ["--merge"] if job.adapter is not None else []
+        yield f"{shlex.join(words)} writes the reward model"
+        yield "mw evaluate FOLDER PAIRS tells how often it prefers the chosen answer"
+        return
     if job.adapter is None:
-        yield f"{shlex.join(['mw', 'export', str(folder), 'FOLDER'])} writes the model"
+        yield f"{shlex.join(words)} writes the model"
         return
     yield from adapter_remarks(folder, job.start_from or "MODEL", job.adapter.rank)
 

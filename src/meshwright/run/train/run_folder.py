@@ -100,8 +100,10 @@ def recipe_in(config: Mapping[str, Any]) -> str | None:
     kind = recipe.get("kind") if isinstance(recipe, Mapping) else None
     if isinstance(kind, str):
         return kind
-    # What a run of reinforcement learning keeps names its folder, which no other job does.
-    return "grpo" if "folder" in config and "workload" not in config else None
+    # A file of reinforcement learning has a task, and what its run keeps names its folder too;
+    # no other job has either.
+    own = "folder" in config or "task" in config
+    return "grpo" if own and "workload" not in config else None
 
 
 def _names(folder: Path) -> set[str]:

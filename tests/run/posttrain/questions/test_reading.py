@@ -162,6 +162,20 @@ def test_a_chat_for_a_model_without_a_template_is_refused(tmp_path: Path) -> Non
         read_parts(task(path, validation=0.0), words_of(""), room=60)
 
 
+def test_chats_of_texts_for_a_model_without_a_template_are_refused_once(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "records.jsonl", [{"prompt": "b", "answer": "c"}] * 9))
+    with pytest.raises(InputError) as refused:
+        read_parts(task(path, validation=0.0, chat=True), words_of(""), room=60)
+    (problem,) = refused.value.problems
+    assert problem.where == "task.chat"
+
+
+def test_a_field_that_records_lack_is_told_with_those_they_have(tmp_path: Path) -> None:
+    records = [{"prompt": "b", "answer": "c"}]
+    with pytest.raises(InputError, match="prompts are in: there is answer, prompt"):
+        read(tmp_path, records, validation=0.0, fields=FieldSettings(prompt="question"))
+
+
 @pytest.mark.parametrize("template", ["chatml", "marked", "forgetful"])
 def test_what_a_template_writes_behind_an_answer_is_known(tmp_path: Path, template: str) -> None:
     written = {"chatml": None, "marked": MARKED, "forgetful": FORGETFUL}[template]

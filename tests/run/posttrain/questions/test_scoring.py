@@ -141,6 +141,8 @@ def spoiled(folder: Path, **given: Any) -> str:
         path.write_text(path.read_text().replace(f": {LENGTH}", f": {given['room']}"))
     if "head" in given:
         (folder / FILE).unlink()
+    if "adapter" in given:
+        (folder / "config.json").rename(folder / "adapter_config.json")
     return str(folder)
 
 
@@ -150,6 +152,7 @@ def spoiled(folder: Path, **given: Any) -> str:
         ({"word": 1}, r"task.rewards\[0\].model: .* has another vocabulary than the policy"),
         ({"room": 16}, r"task.rewards\[0\].model: reads 16 tokens, and a prompt with its answer"),
         ({"head": 0}, r"task.rewards\[0\].model: .* holds no reward_head.safetensors"),
+        ({"adapter": 1}, r"task.rewards\[0\].model: .* holds no config.json.*RUN FOLDER --merge"),
     ],
 )
 def test_a_model_that_cannot_judge_this_policy_is_refused_before_anything_runs(

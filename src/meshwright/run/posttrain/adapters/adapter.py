@@ -8,7 +8,7 @@ saves or shards the decoder sees the model that it always was.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -150,6 +150,26 @@ class DecoderAdapter(nn.Module):
             raise InputError([Problem("adapter", what, fix)])
 
 
+def require_targets(model: Model, settings: Lora) -> None:
+    """Refuse targets that name nothing in a model, also beside others that do.
+
+    PEFT's folders may list targets of several families, and `adapt` takes them. In what somebody
+    wrote for one model such a name is misspelt, and would go unnoticed.
+    """
+    modules = modules_of(build(model))
+    if idle := settings.idle_targets(modules):
+        raise InputError(_nothing_named(idle, model, modules))
+
+
+def _nothing_named(idle: Iterable[str], model: Model, modules: Iterable[str]) -> list[Problem]:
+    ends = sorted({name.rpartition(".")[2] for name in modules})
+    what, fix = (
+        f"names no linear layer of this {model.family} model",
+        f"use some of {', '.join(ends)}",
+    )
+    return [Problem("adapter.targets", f"{each!r} {what}", fix) for each in idle]
+
+
 def adapt(
     decoder: Decoder,
     settings: Lora,
@@ -166,9 +186,7 @@ def adapt(
     modules = modules_of(decoder if spread is None else build(decoder.model))
     chosen = {name: part for name, part in modules.items() if settings.chooses(name)}
     if not chosen:
-        ends = sorted({name.rpartition(".")[2] for name in modules})
-        what = f"{settings.targets!r} names no linear layer of this {decoder.model.family} model"
-        raise InputError([Problem("targets", what, f"use some of {', '.join(ends)}")])
+        raise InputError(_nothing_named(settings.idle_targets(modules), decoder.model, modules))
     held = None
     if spread is not None:
         held = module_holdings(decoder.model, spread.holdings, settings)

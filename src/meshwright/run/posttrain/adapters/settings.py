@@ -69,7 +69,18 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Tell whether a linear layer gets an adapter."""
         if isinstance(self.targets, str):
             return self.targets == ALL_LINEAR or bool(re.fullmatch(self.targets, module))
-        return any(module == each or module.endswith(f".{each}") for each in self.targets)
+        return any(_ends(module, each) for each in self.targets)
+
+    def idle_targets(self, modules: Iterable[str]) -> list[str]:
+        """Return what is named in `targets` and chooses none of the modules."""
+        names = list(modules)
+        if isinstance(self.targets, str):
+            return [] if any(map(self.chooses, names)) else [self.targets]
+        return [each for each in self.targets if not any(_ends(name, each) for name in names)]
+
+
+def _ends(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

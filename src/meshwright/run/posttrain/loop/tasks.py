@@ -1,7 +1,9 @@
 """The environments that settings name, for training and held out."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -64,6 +66,8 @@ def tasks_of(settings: LoopSettings) -> Tasks:
     """Return the task that settings name."""
     task = settings.task
     require(task.problems())
+    if settings.model:
+        require_folder(settings.model)
     if task.name == DIGITS:
         # Each run has training prompts of its own; all are judged by the same held-out ones.
         asked: dict[str, Any] = {
@@ -91,6 +95,20 @@ def tasks_of(settings: LoopSettings) -> Tasks:
         tuple(getattr(own[0], "stop_tokens", ())),
         getattr(own[0], "vocab", None),
     )
+
+
+def require_folder(model: str) -> None:
+    """Refuse what is no Hugging Face folder, which is what a run can begin with."""
+    path = Path(model)
+    if (path / "config.json").is_file():
+        return
+    what, fix = f"there is no {model}", "give a Hugging Face folder"
+    if path.suffix == ".gguf" and path.is_file():
+        what = f"{model} is a GGUF file, and reinforcement learning begins with a folder"
+        fix = f"make one of it: {shlex.join(['mw', 'export', model, path.stem])} --format fp32"
+    elif path.exists():
+        what = f"{model} holds no config.json, so no model of Hugging Face's lies there"
+    raise InputError([Problem("model", what, fix)])
 
 
 def _questions(settings: LoopSettings) -> Tasks:

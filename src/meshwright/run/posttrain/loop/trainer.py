@@ -11,6 +11,7 @@ from meshwright.policy.rollout.controller import Progress
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
+from meshwright.run.posttrain.adapters.adapter import require_targets
 from meshwright.run.posttrain.loop.answers import Rows
 from meshwright.run.posttrain.loop.critic import Critic
 from meshwright.run.posttrain.loop.keeping import ADAPTER, Keeping, found_path
@@ -194,6 +195,8 @@ def model_of(settings: LoopSettings, tasks: Tasks) -> Model:
     else:
         model = settings.network.model(tasks.vocab)
     require(model_problems(model, settings.layout))
+    if settings.adapter is not None:
+        require_targets(model, settings.adapter.lora())
     problems = dict.fromkeys(tensor_problems(settings.workers.tp, model))
     require(
         each._replace(where="workers.tp", fix=each.fix.replace("tp=", "workers.tp="))

@@ -66,6 +66,10 @@ class Parts(NamedTuple):
 
 def read_parts(task: TaskSettings, words: Words, *, room: int) -> Parts:
     """Read the prompts of a task that have at most `room` tokens."""
+    if task.chat and not words.chats:
+        what = "makes chats of prompts, and the model has no chat template"
+        fix = "leave it out to have texts continued as they are, or give a model with a template"
+        raise InputError([Problem("task.chat", what, fix)])
     read = _Reading(task, words, room)
     if task.held_out:
         train = read.part(task.train, "train", 0.0)
@@ -205,7 +209,8 @@ def renamed(record: Record, names: Mapping[str, str]) -> dict[str, Any]:
         found = _looked_up(values.get, theirs)
         if found is None and ours == "prompt":
             what = f"has no field {theirs!r}, which task.fields.prompt names"
-            raise InputError([Problem(record.where, what, "name the one that prompts are in")])
+            fix = f"name the one that prompts are in: there is {_some(values)}"
+            raise InputError([Problem(record.where, what, fix)])
         if found is not None:
             values = {**values, ours: found}
             if ours == "answer":
@@ -232,12 +237,15 @@ def _open(values: Mapping[str, Any], where: str) -> Open:
     try:
         found = msgspec.convert({"prompt": prompt, "where": where}, Open)
     except msgspec.ValidationError:
-        names = ", ".join(sorted(values)[:8]) or "nothing"
-        what, fix = f"holds {names}, which is no prompt", "give prompt, or messages"
+        what, fix = f"holds {_some(values)}, which is no prompt", "give prompt, or messages"
         raise InputError([Problem(where, what, fix)]) from None
     if not found.prompt:
         raise InputError([Problem(where, "has an empty prompt", "give it some text")])
     return found
+
+
+def _some(values: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(values)[:8]) or "nothing"
 
 
 def _require_number(question: Exact, where: str) -> None:

@@ -36,6 +36,11 @@ def reward_problems(reward: ModelReward, words: Words, longest: int) -> Iterator
         what = f"{folder} holds no {FILE}, so it gives no rewards"
         yield Problem("model", what, "export a run of mw train --recipe reward")
         return
+    if not (Path(reward.model) / "config.json").is_file():
+        what = f"{reward.model} holds no config.json, so no whole model lies there"
+        fix = "write one with mw export RUN FOLDER --merge, or name its model, and it as adapter"
+        yield Problem("model", what, fix)
+        return
     theirs, ours = load_words(reward.model).tokenizer.get_vocab(), words.tokenizer.get_vocab()
     if theirs != ours:
         other = next(iter(sorted(theirs.items() ^ ours.items(), key=lambda each: each[1])))

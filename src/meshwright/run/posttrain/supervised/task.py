@@ -18,6 +18,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.huggingface import load
 from meshwright.run.parallel.spread import Spread
+from meshwright.run.posttrain.adapters.adapter import require_targets
 from meshwright.run.posttrain.data import ChatBatches, Prepared, prepare
 from meshwright.run.posttrain.data.encoding import end_of
 from meshwright.run.posttrain.data.mismatched import mismatched
@@ -68,6 +69,8 @@ def open_recipe(job: RecipeJob) -> Opened:
     problems = job.check()
     if problems:
         raise InputError(problems)
+    if job.adapter is not None:
+        require_targets(job.model, job.adapter.lora())
     task = RecipeTask(job)
     return Opened(task, task.counted(job))
 
