@@ -36,6 +36,19 @@ def test_steps_are_marked_at_round_places() -> None:
     assert "59.5" not in texts(picture)
 
 
+def test_no_step_is_marked_that_there_is_not() -> None:
+    picture = draw(
+        [Chart("loss", [Curve("trained", [(step, 99.0 + step) for step in range(1, 12)])])]
+    )
+    assert {"5", "10"} <= set(texts(picture))
+    assert not {"2.5", "7.5"} & set(texts(picture))
+
+
+def test_a_count_that_stays_nought_has_no_negative_side() -> None:
+    picture = draw([Chart("silent", [Curve("groups", [(1, 0.0), (2, 0.0)])])])
+    assert not any(text.startswith("-") for text in texts(picture))
+
+
 def test_a_floor_is_part_of_the_axis() -> None:
     points = [(1, 10.0), (2, 11.0)]
     assert "0" not in texts(draw([Chart("speed", [Curve("", points)])]))

@@ -107,6 +107,20 @@ def test_serving_answers_row_by_row(tmp_path: Path, capsys: Captured) -> None:
     assert 'the shape of "nobody\'s" is not known\t1\n' in shown
 
 
+def test_who_watches_serving_sees_how_far_it_is(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs.json"
+    runs.write_text(json.dumps([{"source": "a page"}] * 3), encoding="utf-8")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.delenv("MESHWRIGHT_NO_PROGRESS", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["validate", "serving", "--runs", str(runs)]) == 0
+    assert "predicting" in capsys.readouterr().err
+    assert main(["validate", "serving", "--runs", str(runs), "--json"]) == 0
+    assert "predicting" not in capsys.readouterr().err
+
+
 def test_reasons_for_which_rows_of_serving_are_skipped_are_counted(
     tmp_path: Path, capsys: Captured
 ) -> None:

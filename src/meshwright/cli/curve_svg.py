@@ -143,7 +143,9 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 def _scale(values: Sequence[float]) -> tuple[float, float, list[float]]:
     """Return round ends around the values, and round places between them."""
     low, high = min(values), max(values)
-    if high == low:
+    if high == low == 0:
+        high = 1.0  # a count of nothing has no negative side
+    elif high == low:
         low, high = low - abs(low or 1) / 2, high + abs(high or 1) / 2
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
@@ -157,7 +159,10 @@ def _places(first: float, last: float) -> list[float]:
     """Return round places between two ends, or the one there is."""
     if first == last:
         return [first]
-    return [place for place in _scale([first, last])[2] if first <= place <= last]
+    places = [place for place in _scale([first, last])[2] if first <= place <= last]
+    # There is no step 2.5.
+    whole = [place for place in places if place == round(place)]
+    return whole if first == round(first) and last == round(last) else places
 
 
 def _short(value: float) -> str:

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.verb == "rl":
         return validate_rl.answer(runs)
     if args.verb == "serving":
-        return validate_serving.answer(runs)
+        return validate_serving.answer(runs, silent=args.quiet or args.json)
     tuning = Path(args.tuning) if args.tuning else _own(TUNING)
     return validate_collectives.answer(runs, tuning, args.by)
 

@@ -2,12 +2,14 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.progress import Advance, progress
 from meshwright.errors import InputError, Problem
 from meshwright.predict.published.serving import read_rows, score, summary
 
@@ -23,13 +25,14 @@ _TABLES = (
 )
 
 
-def answer(runs: Path) -> Answer:
-    """Answer with every row and the summary."""
+def answer(runs: Path, *, silent: bool = False) -> Answer:
+    """Answer with every row and the summary; unless `silent`, a bar shows how far it is."""
     rows = read_rows(runs)
     if not rows:
         fix = "give a list with one object for each published run"
         raise InputError([Problem(str(runs), "there are no rows", fix)])
-    results = score(rows)
+    with progress("predicting", len(rows), quiet=silent) as advance:
+        results = score(_counted(rows, advance))
     summed = summary(results)
     data = {"rows": [_row(msgspec.to_builtins(result)) for result in results], "summary": summed}
     views: tuple[View, ...] = (
@@ -45,6 +48,12 @@ def answer(runs: Path) -> Answer:
     overall = summed["overall"]["throughput"]
     quiet = (f"{overall['median_abs']:.4f}",) if overall["rows"] else ()
     return Answer("validate.serving/1", data, views, quiet)
+
+
+def _counted(rows: Sequence[Any], advance: Advance) -> Iterator[Any]:
+    for row in rows:
+        yield row
+        advance(1)
 
 
 def _row(result: dict[str, Any]) -> dict[str, Any]:
