@@ -95,6 +95,7 @@ def tasks_of(settings: LoopSettings) -> Tasks:
 
 def _questions(settings: LoopSettings) -> Tasks:
     """Return prompts of files, for the model that is trained."""
+    from meshwright.run.posttrain.loop.ranks.meeting import place as rank_place
     from meshwright.run.posttrain.questions.environment import Questions
     from meshwright.run.posttrain.questions.reading import read_parts
     from meshwright.run.serve.model.words import load_words
@@ -118,7 +119,9 @@ def _questions(settings: LoopSettings) -> Tasks:
     if highest >= model.vocab:
         what = f"its tokenizer writes token {highest:,}, and the model has {model.vocab:,}"
         raise InputError([Problem("model", what, "give it the tokenizer that belongs to it")])
-    for place, reward in enumerate(task.rewards):
+    # The first rank scores for all, and who replays has scores: others need no reward models.
+    scores = not settings.replay and rank_place().rank == 0
+    for place, reward in enumerate(task.rewards if scores else ()):
         if isinstance(reward, ModelReward):
             _check_reward(f"task.rewards[{place}]", reward, words, most)
     asked = settings.evaluate.prompts
