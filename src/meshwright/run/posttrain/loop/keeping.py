@@ -29,7 +29,7 @@ from meshwright.policy.rollout.controller import Progress
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.spans import Spans
-from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog
+from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog, origin_in
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
 from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
 from meshwright.run.train.checkpoint.folder import read_record
@@ -64,8 +64,11 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Keeping:
     """What a run has on disk; without a folder it keeps nothing."""
 
-    def __init__(self, settings: LoopSettings, say: Say) -> None:
-        """Open or begin a folder; another process that has it is refused."""
+    def __init__(self, settings: LoopSettings, say: Say, *, asks: str = "") -> None:
+        """Open or begin a folder; another process that has it is refused.
+
+        `asks` is the environment that prompts are of, which has to be that of earlier sittings.
+        """
         self._settings, self._say = settings, say
         self._shown: Output | None = None
         self._open = ExitStack()
@@ -87,6 +90,7 @@ class Keeping:
             self._open.callback(self.part)
             # Before anything there is written over.
             self._require_same(self.folder)
+            _require_asked(self.folder, asks)
             self._write_config(self.folder)
             self.spans = self._timeline(self.folder)
             self._open.callback(self.spans.close)
@@ -285,6 +289,15 @@ class Keeping:
         from meshwright.timeline import TimelineWriter
 
         return Spans(TimelineWriter(folder / "timeline", rank=0))
+
+
+def _require_asked(folder: Path, asks: str) -> None:
+    """Refuse to go on with other prompts, or other right answers, than a run began with."""
+    before = origin_in(folder / ROLLOUTS)
+    if before is not None and asks and before.environment != asks:
+        what = f"asks {asks!r}, and the run in {folder} asked {before.environment!r}"
+        fix = "put its prompts and answers back, or give this run a folder of its own"
+        raise InputError([Problem("task", what, fix)])
 
 
 def checkpoints_of(settings: LoopSettings, mesh: Mesh | None = None) -> Checkpoints | None:
