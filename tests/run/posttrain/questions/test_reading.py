@@ -138,7 +138,7 @@ def test_long_prompts_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
     records = [*questions(3), {"prompt": "the" + " the" * 39, "answer": "1"}]
     with pytest.raises(InputError, match=r"records.jsonl:4: has a prompt of 40 tokens, and there"):
         read(tmp_path, records, room=20, validation=0.0)
-    with pytest.raises(InputError, match="a higher task.max_prompt_tokens"):
+    with pytest.raises(InputError, match=r"a higher task.max_prompt_tokens"):
         read(tmp_path, records, room=20, validation=0.0, max_prompt_tokens=20)
     parts = read(tmp_path, records, room=20, validation=0.0, too_long="drop")
     assert len(parts.train) == 3
