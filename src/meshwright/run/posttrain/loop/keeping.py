@@ -267,7 +267,7 @@ class Keeping:
         extra = decode_extra(read_record(newest.path))
         if (problem := other_kind("grpo", extra, folder, "")) is not None:
             raise InputError([problem])
-        now, before = _kept(self._settings), _whole(msgspec.convert(extra, _Saved).settings)
+        now, before = _kept(self._settings), _completed(msgspec.convert(extra, _Saved).settings)
         changed = [name for name in now | before if now.get(name) != before.get(name)]
         if "steps" in changed and now["steps"] > before["steps"]:
             # A run may be made longer; its learning rates follow the new length from here on.
@@ -313,6 +313,14 @@ def _kept(settings: LoopSettings) -> dict[str, Any]:
     # As a file has it: there tuples are lists.
     every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_found(settings)))
     return _whole({name: value for name, value in every.items() if name not in MAY_CHANGE})
+
+
+def _completed(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of settings, with what was not known when it was written."""
+    try:
+        return _kept(msgspec.convert(saved, LoopSettings))
+    except (msgspec.ValidationError, InputError):
+        return _whole(saved)  # of a version that knew what is gone: whatever differs is told
 
 
 def _found(settings: LoopSettings) -> LoopSettings:
