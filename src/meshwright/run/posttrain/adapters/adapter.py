@@ -157,18 +157,25 @@ def adapt(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     spread: Spread | None = None,
+    every_target: bool = False,
 ) -> DecoderAdapter:
     """Freeze a decoder and put a new adapter beside it, which changes nothing yet.
 
     The decoder stays in its own format; `dtype` is that of the adapter's parameters. Where several
-    ranks share the model, `spread` says how: each then has its part of the same adapter.
+    ranks share the model, `spread` says how: each then has its part of the same adapter. Lists of
+    targets may be for several families, unless `every_target` has to name a layer of this one.
     """
     modules = modules_of(decoder if spread is None else build(decoder.model))
     chosen = {name: part for name, part in modules.items() if settings.chooses(name)}
-    if not chosen:
-        ends = sorted({name.rpartition(".")[2] for name in modules})
-        what = f"{settings.targets!r} names no linear layer of this {decoder.model.family} model"
-        raise InputError([Problem("targets", what, f"use some of {', '.join(ends)}")])
+    idle = settings.idle(modules)
+    if idle and (every_target or not chosen):
+        ends = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
+        told = ", ".join(map(repr, idle))
+        what = f"{told} names no linear layer of this {decoder.model.family} model"
+        fix = f"use some of {ends}"
+        if isinstance(settings.targets, str):
+            fix = f"one text is a regular expression of whole names; list some of {ends}"
+        raise InputError([Problem("adapter.targets", what, fix)])
     held = None
     if spread is not None:
         held = module_holdings(decoder.model, spread.holdings, settings)

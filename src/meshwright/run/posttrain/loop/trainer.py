@@ -84,7 +84,9 @@ class LoopTrainer:
         if self.settings.objective.advantage == "gae":
             self._critic = self._new_critic()
         if adapted is not None:
-            self.adapter = adapt(self.decoder, adapted.lora(), seed=self.settings.seed)
+            self.adapter = adapt(
+                self.decoder, adapted.lora(), seed=self.settings.seed, every_target=True
+            )
         # After the warm-up, as its float32 masters are of the weights that there are now.
         self.optimizer = self._new_optimizer()
         found = keeping.resume(self.tensors())

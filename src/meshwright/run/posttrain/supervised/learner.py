@@ -41,7 +41,9 @@ class RecipeLearner(NextToken):
         self.job, self.spread = job, spread
         self.adapter: DecoderAdapter | None = None
         if job.adapter is not None:
-            self.adapter = adapt(decoder, job.adapter.lora(), seed=job.seed, spread=spread)
+            self.adapter = adapt(
+                decoder, job.adapter.lora(), seed=job.seed, spread=spread, every_target=True
+            )
         self.together: Together | None = None
         """Adds up over replicas, where there are several."""
         self.sums: dict[str, Tensor] = {}
