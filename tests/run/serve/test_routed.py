@@ -224,6 +224,9 @@ def test_without_a_well_engine_asks_are_refused() -> None:
         assert routed.ill() == "it is ill; it is ill"
         with pytest.raises(EngineBroken, match="it is ill"):
             await tokens_of(routed, Ask(prompt=(1,)))
+        with pytest.raises(EngineBroken, match="it is ill"):
+            await routed.embed([(1,)])
+        assert routed.router.open == [0, 0]
 
     run(work)
 
@@ -287,6 +290,28 @@ def test_several_answers_and_lost_halves_are_left_to_the_second_engine() -> None
         both = HandedOver([Ill()], [then])
         assert await all_of(both) == expected()
         await both.close()
+
+    run(work)
+
+
+def test_a_first_engine_that_falls_ill_before_it_is_asked_is_left_out() -> None:
+    async def work() -> None:
+        first, then = Dying(), EngineLoop(engine_of(small()))
+        both = HandedOver([first], [then])
+        pieces = both.answer(Ask(prompt=PROMPTS[0], sampling=GREEDY))
+        first._dead = "it died meanwhile"
+        assert [token async for piece in pieces for token in piece.tokens] == expected()[0]
+        await both.close()
+
+    run(work)
+
+
+def test_vectors_are_made_by_the_second_engines_where_no_first_one_is_well() -> None:
+    async def work() -> None:
+        well = Dying()
+        well.embed = _one_vector  # type: ignore[method-assign]
+        both = HandedOver([Ill()], [well])
+        assert await both.embed([(1,)]) == [[1.0]]
 
     run(work)
 
