@@ -206,7 +206,7 @@ def test_a_token_that_was_told_is_not_told_twice() -> None:
 def test_vectors_that_an_engine_died_of_are_made_by_another() -> None:
     async def work() -> None:
         well = Dying()
-        well.embed = _one_vector  # type: ignore[method-assign]
+        well.embed = one_vector  # type: ignore[method-assign]
         routed = Routed([Dying(), well], "round-robin")
         assert await routed.embed([(1,)]) == [[1.0]]
         assert routed.router.open == [0, 0]
@@ -214,7 +214,7 @@ def test_vectors_that_an_engine_died_of_are_made_by_another() -> None:
     run(work)
 
 
-async def _one_vector(*_: object, **__: object) -> list[list[float]]:
+async def one_vector(*_: object, **__: object) -> list[list[float]]:
     return [[1.0]]
 
 
@@ -290,28 +290,6 @@ def test_several_answers_and_lost_halves_are_left_to_the_second_engine() -> None
         both = HandedOver([Ill()], [then])
         assert await all_of(both) == expected()
         await both.close()
-
-    run(work)
-
-
-def test_a_first_engine_that_falls_ill_before_it_is_asked_is_left_out() -> None:
-    async def work() -> None:
-        first, then = Dying(), EngineLoop(engine_of(small()))
-        both = HandedOver([first], [then])
-        pieces = both.answer(Ask(prompt=PROMPTS[0], sampling=GREEDY))
-        first._dead = "it died meanwhile"
-        assert [token async for piece in pieces for token in piece.tokens] == expected()[0]
-        await both.close()
-
-    run(work)
-
-
-def test_vectors_are_made_by_the_second_engines_where_no_first_one_is_well() -> None:
-    async def work() -> None:
-        well = Dying()
-        well.embed = _one_vector  # type: ignore[method-assign]
-        both = HandedOver([Ill()], [well])
-        assert await both.embed([(1,)]) == [[1.0]]
 
     run(work)
 
