@@ -56,6 +56,15 @@ def test_a_file_says_all_of_a_step(tmp_path: Path, capsys: Captured) -> None:
     assert (setup["rounds"]["prompts"], setup["rounds"]["samples"]) == (16, 4)
 
 
+def test_answers_to_questions_are_cut_where_the_run_would_cut_them(tmp_path: Path) -> None:
+    path = tmp_path / "loop.toml"
+    asked = "[task]\nname = 'questions'\ntrain = 'q.jsonl'\n"
+    path.write_text(f"model = 'llama3-8b'\nmax_turns = 1\n{asked}", encoding="utf-8")
+    assert describe(str(path)).rounds["longest"] == 256
+    path.write_text(f"model = 'llama3-8b'\nmax_tokens = 64\n{asked}", encoding="utf-8")
+    assert describe(str(path)).rounds["longest"] == 64
+
+
 def test_the_trainer_has_the_layout_of_the_file(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "loop.toml"
     path.write_text(f"{FILE}\n[layout]\ntp = 2\ndp = 2\nzero = 3\n", encoding="utf-8")

@@ -56,6 +56,14 @@ def test_a_model_is_begun_with_by_its_path(capsys: Captured) -> None:
     }
 
 
+@pytest.mark.parametrize("word", ["q_proj", "[q_proj]", '["q_proj"]'])
+def test_one_target_on_the_command_line_is_a_list_of_one(word: str, capsys: Captured) -> None:
+    words = ["--recipe", "lora", "base", "data.sources=chats.jsonl", *QUICK, "epochs=1"]
+    assert main(["train", *words, f"adapter.targets={word}"]) == 0
+    config = json.loads(Path("runs/base-lora/adapter/adapter_config.json").read_text())
+    assert config["target_modules"] == ["q_proj"]
+
+
 def test_what_a_run_began_with_is_not_written_over(capsys: Captured) -> None:
     words = ["--recipe", "sft", "base", "data.sources=chats.jsonl", *QUICK]
     assert main(["train", *words, "--until", "1"]) == 0
@@ -188,7 +196,7 @@ def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) 
         (["--recipe", "sft", "base", "data.sources=chats.jsonl", "chats.train=some"],
          "chats.train: 'some' is not one of"),
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "adapter.targets=[nothing]"],
-         "adapter.targets: '[nothing]' names no linear layer"),
+         "adapter.targets: 'nothing' names no linear layer"),
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "adapter.targets=q_proj,v_prj",
           "--dry-run"], "adapter.targets: 'v_prj' names no linear layer"),
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.pp=2",

@@ -82,8 +82,9 @@ def describe(word: str) -> Loop:
     except InputError as error:
         # Flags have some of the same names, and it is the file that is to be mended.
         raise InputError(_in_file(word, error.problems)) from None
-    from meshwright.run.posttrain.loop.settings import DIGITS
+    from meshwright.run.posttrain.loop.settings import DIGITS, QUESTIONS
     from meshwright.run.posttrain.loop.tasks import tasks_of
+    from meshwright.run.posttrain.questions.task_settings import LONGEST
 
     # To ask a task of somebody's own would run what a file names, and files come from anywhere.
     tasks = tasks_of(settings) if settings.task.name == DIGITS else None
@@ -94,6 +95,8 @@ def describe(word: str) -> Loop:
     rows = _rows(folder) if folder.is_dir() else ()
     lengths, remarks = _lengths(folder, settings, tasks)
     most = settings.max_tokens if tasks is None else tasks.max_tokens
+    if most is None and settings.task.name == QUESTIONS:
+        most = LONGEST
     if most is not None:
         lengths["longest"] = settings.max_turns * most
     aim = settings.objective

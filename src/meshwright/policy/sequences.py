@@ -85,7 +85,7 @@ class Move(NamedTuple):
 
 
 class Batch:
-    """What one step does, in this order: moves, copies, then everything else at once."""
+    """What one step does, in this order: copies, moves out, moves in, then the rest at once."""
 
     __slots__ = (
         "chunks", "context", "copies", "decodes", "finished", "forked", "grown", "joined",

@@ -206,7 +206,7 @@ def test_a_token_that_was_told_is_not_told_twice() -> None:
 def test_vectors_that_an_engine_died_of_are_made_by_another() -> None:
     async def work() -> None:
         well = Dying()
-        well.embed = _one_vector  # type: ignore[method-assign]
+        well.embed = one_vector  # type: ignore[method-assign]
         routed = Routed([Dying(), well], "round-robin")
         assert await routed.embed([(1,)]) == [[1.0]]
         assert routed.router.open == [0, 0]
@@ -214,7 +214,7 @@ def test_vectors_that_an_engine_died_of_are_made_by_another() -> None:
     run(work)
 
 
-async def _one_vector(*_: object, **__: object) -> list[list[float]]:
+async def one_vector(*_: object, **__: object) -> list[list[float]]:
     return [[1.0]]
 
 
@@ -224,6 +224,9 @@ def test_without_a_well_engine_asks_are_refused() -> None:
         assert routed.ill() == "it is ill; it is ill"
         with pytest.raises(EngineBroken, match="it is ill"):
             await tokens_of(routed, Ask(prompt=(1,)))
+        with pytest.raises(EngineBroken, match="it is ill"):
+            await routed.embed([(1,)])
+        assert routed.router.open == [0, 0]
 
     run(work)
 

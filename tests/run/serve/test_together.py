@@ -243,6 +243,11 @@ def test_how_deep_engines_sleep_follows_their_weights(folders: tuple[Path, Path]
         assert routed.sleep_level() == 0
         await routed.sleep(1)
         assert routed.sleep_level() == 1
+        await routed.wake()
+        (engine,) = routed.engines
+        assert isinstance(engine, EngineLoop)
+        await engine.sleep(0)
+        assert routed.sleep_level() == 1, "its weights are there, and its cache is not"
         await routed.close()
 
     run(work())

@@ -102,8 +102,9 @@ class Routed(_Changed):
     ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
         ask = Ask(prompt=tuple(prompts[0]))
+        number = self._send(ask)
         try:
-            return await self._embedded(number := self._send(ask), prompts, adapter)
+            return await self._embedded(number, prompts, adapter)
         except EngineBroken:
             if not self.engines[number].ill() or self.ill():
                 raise
@@ -157,7 +158,7 @@ class HandedOver(_Changed):
         self._first = Routed(first, how, block_tokens=block_tokens, kept_blocks=kept_blocks)
         self._then = Routed(then, "least-loaded", block_tokens=block_tokens)
         self.max_length = min(self._first.max_length, self._then.max_length)
-        self.embed_length = self._first.embed_length
+        self.embed_length = min(self._first.embed_length, self._then.embed_length)
         self._open = 0
         """Asks that have not come to their end, also those that are between the two."""
         self._together = Together([*first, *then], self._busy, weights)
@@ -183,7 +184,8 @@ class HandedOver(_Changed):
         self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
     ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        return await self._first.embed(prompts, adapter=adapter)
+        where = self._then if self._first.ill() else self._first
+        return await where.embed(prompts, adapter=adapter)
 
     def gauges(self) -> Gauges:
         """Return what all of them do together."""
@@ -286,9 +288,9 @@ class Halves:
 
     async def _handed(self, ask: Ask, first: Routed) -> Ask:
         """Return the ask with what the first engine computed, or as it was where that failed."""
-        self._pieces = first.answer(msgspec.structs.replace(ask, hands_over=True))
         brought = ask
         try:
+            self._pieces = first.answer(msgspec.structs.replace(ask, hands_over=True))
             async for piece in self._pieces:
                 if piece.parcel is not None:
                     brought = msgspec.structs.replace(ask, brought=piece.parcel)

@@ -17,7 +17,7 @@ from meshwright.run.nn.initialise import materialise
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.posttrain.adapters import DecoderAdapter, Lora, adapt, lora_for
-from meshwright.run.posttrain.adapters.adapter import modules_of, whole_name
+from meshwright.run.posttrain.adapters.adapter import modules_of, require_targets, whole_name
 from meshwright.run.serve.model.lora import parts_of
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
@@ -312,13 +312,18 @@ def test_a_workload_says_which_matrices_carry_adapters(tmp_path: Path) -> None:
 def test_what_cannot_be_adapted_is_refused() -> None:
     for given, match in (
         ({"rank": 0}, "rank"), ({"alpha": 0.0}, "alpha"), ({"dropout": 1.0}, "no share"),
-        ({"targets": ()}, "names no module"), ({"ranks": {"q_proj": 0}}, "ranks.q_proj"),
+        ({"targets": ()}, "names no module"), ({"targets": "q_proj("}, "is no regular expression"),
+        ({"ranks": {"q_proj": 0}}, "ranks.q_proj"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=match):
             Lora(**given)
     decoder = small()
     with pytest.raises(InputError, match="use some of down_proj, gate_proj, k_proj"):
         adapt(decoder, Lora(targets=("queries",)))
+    with pytest.raises(InputError, match=r"adapter.targets: 'v_prj' names no linear layer"):
+        require_targets(decoder.model, Lora(targets=("q_proj", "v_prj")))
+    with pytest.raises(InputError, match="one text is a regular expression of whole names"):
+        adapt(decoder, Lora(targets="q_proj"))
     adapt(decoder, Lora(targets=("q_proj",)))
     with pytest.raises(InputError, match="has an adapter already"):
         adapt(decoder, Lora())

@@ -301,6 +301,13 @@ def test_what_an_adapter_does_not_go_with_is_refused(given: dict[str, Any], said
         settings(**given)
 
 
+def test_each_target_names_a_layer_before_anything_is_kept(tmp_path: Path) -> None:
+    wrong = AdapterSettings(targets=("q_proj", "v_prj"))
+    with pytest.raises(InputError, match=r"adapter.targets: 'v_prj' names no linear layer"):
+        run(adapted(adapter=wrong, folder=str(tmp_path / "run")))
+    assert not list((tmp_path / "run").glob("checkpoints/*step*")), "others may take its place"
+
+
 def test_the_command_line_trains_an_adapter_and_says_what_to_do_with_it(
     tmp_path: Path, capsys: Captured
 ) -> None:

@@ -61,7 +61,9 @@ def test_sorting_digits_is_learned_by_an_adapter(seed: int) -> None:
     before, after = (outcome.held_out[step]["held_out_reward"] for step in (0, 50))
     assert before < 0.5
     assert after > 0.75
-    assert max(row["logp_gap_max"] for row in outcome.rows) <= 1e-5, "engine against trainer"
+    # Rounding: the largest of tens of thousands of tokens lies about 1e-5, their mean at 5e-8.
+    assert max(row["logp_gap_max"] for row in outcome.rows) <= 2e-5, "engine against trainer"
+    assert max(row["logp_gap_mean"] for row in outcome.rows) <= 1e-6
 
 
 def test_rewards_dealt_out_by_chance_teach_an_adapter_nothing() -> None:

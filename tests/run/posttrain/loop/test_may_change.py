@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.run.nn.build import build
 from meshwright.run.nn.huggingface import save
 from meshwright.run.nn.initialise import materialise
-from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop import keeping, run
 from meshwright.run.posttrain.loop.keeping import MAY_CHANGE
 from meshwright.run.posttrain.loop.settings import (
     EvaluateSettings,
@@ -102,3 +102,25 @@ def test_a_run_goes_on_from_its_own_file_and_from_another_folder(
             monkeypatch.chdir(tmp_path / "beside")
         longer = msgspec.structs.replace(kept, steps=steps, model=model)
         assert [row["step"] for row in run(longer).rows] == [steps]
+
+
+def test_a_run_goes_on_that_was_begun_before_some_settings_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = keeping._kept
+
+    def before(given: LoopSettings) -> dict[str, Any]:
+        found = now(given)
+        newer = ("rewards", "train", "held_out", "fields", "shuffle")
+        task = {name: value for name, value in found["task"].items() if name not in newer}
+        return {name: value for name, value in found.items() if name != "adapter"} | {"task": task}
+
+    given = settings(task=TASK, warm_up=WarmUpSettings(), folder=str(tmp_path), steps=1)
+    with monkeypatch.context() as older:
+        older.setattr(keeping, "_kept", before)
+        run(given)
+    longer = msgspec.structs.replace(given, steps=2)
+    other = msgspec.structs.replace(TASK, options={"verifier": "double", "bad": 1})
+    with pytest.raises(InputError, match="task differ"):
+        run(msgspec.structs.replace(longer, task=other))
+    assert [row["step"] for row in run(longer).rows] == [2]

@@ -107,6 +107,21 @@ def test_a_program_that_never_ends_earns_nothing_and_is_counted(tmp_path: Path) 
     assert all(part.is_judged for part in parts)
 
 
+def test_a_program_whose_error_tells_nothing_or_all_too_much_earns_nothing(tmp_path: Path) -> None:
+    asking = environment(tmp_path, [{"prompt": "c", "tests": ""}], ExactReward())
+    silent = "class E(Exception):\n  def __str__(self): return 3\nraise E"
+    checks = [
+        check
+        for text in (silent, "raise Exception('x' * 900_000)")
+        for check in asking.checks_of(0, turn(text))
+    ]
+    with VerifierPool(asking.verifiers, workers=1) as pool:
+        parts = pool.judge(checks)
+    assert [(part.outcome, part.value) for part in parts] == [("ok", 0.0)] * 2
+    assert parts[0].reason == "program line 3: E"
+    assert len(parts[1].reason) == 400, "it is kept with every answer"
+
+
 def test_a_pattern_that_never_ends_is_named_and_no_verdict(tmp_path: Path) -> None:
     asking = environment(tmp_path, questions(1), FormatReward(pattern="(a+)+b"))
     checks = list(asking.checks_of(0, turn("a" * 64)))

@@ -11,7 +11,7 @@ pytest.importorskip("tokenizers", reason="reads a tokenizer")
 from meshwright.errors import InputError
 from meshwright.run.posttrain.data.encoding import encode_chat
 from meshwright.run.posttrain.data.forms import Chat
-from meshwright.run.posttrain.evaluate.questions import Exact, read_questions
+from meshwright.run.posttrain.evaluate.questions import Choices, Exact, read_questions
 from meshwright.run.posttrain.loop.settings import TaskSettings
 from meshwright.run.posttrain.questions.reading import Open, Parts, read_parts
 from meshwright.run.posttrain.questions.settings import (
@@ -78,6 +78,17 @@ def test_records_may_call_their_fields_otherwise(tmp_path: Path) -> None:
         read(tmp_path, records, fields=FieldSettings(prompt="problem"))
 
 
+def test_a_field_that_is_renamed_is_found_under_no_other_name(tmp_path: Path) -> None:
+    records = [{"prompt": "the", "solution": "long", "answer": 1, "choices": ["a", "b"]}] * 2
+    fields = FieldSettings(right="answer", answer="solution")
+    (asked, _) = read(tmp_path, records, validation=0.0, fields=fields).train
+    assert isinstance(asked.question, Choices)
+    assert asked.question.right == 1, "and not the solution, which was renamed before it"
+    kept = [{"prompt": "the", "answer": "a whole solution", "answers": ["another"]}]
+    with pytest.raises(InputError, match="which is no question"):
+        read(tmp_path, kept, validation=0.0, fields=FieldSettings(answer="final"))
+
+
 def test_prompts_without_answers_do_where_no_reward_needs_one(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = [
         {"prompt": "the", "chosen": "a", "rejected": "b"},
@@ -127,6 +138,8 @@ def test_long_prompts_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
     records = [*questions(3), {"prompt": "the" + " the" * 39, "answer": "1"}]
     with pytest.raises(InputError, match=r"records.jsonl:4: has a prompt of 40 tokens, and there"):
         read(tmp_path, records, room=20, validation=0.0)
+    with pytest.raises(InputError, match=r"a higher task.max_prompt_tokens"):
+        read(tmp_path, records, room=20, validation=0.0, max_prompt_tokens=20)
     parts = read(tmp_path, records, room=20, validation=0.0, too_long="drop")
     assert len(parts.train) == 3
     assert "1 prompt of more than 20 tokens left out (task.too_long = drop)" in parts.notes
@@ -201,6 +214,7 @@ def test_other_answers_are_another_digest_and_other_places_are_not(tmp_path: Pat
     ("given", "told"),
     [
         ({"reward": "share"}, "task.reward: share is of places in sorted digits"),
+        ({"rewards": ANY, "reward": "share"}, r"share is of places .*use exact or number\)$"),
         ({"train": ""}, "task.train: nothing says what is asked"),
         ({"digits": 5}, "task.digits: is read by sorting-digits alone"),
         ({"rewards": ANY, "reward": "number"}, "task.reward: number stands beside task.rewards"),

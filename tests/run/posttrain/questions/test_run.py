@@ -161,8 +161,11 @@ def test_other_prompts_are_another_run(tmp_path: Path) -> None:
     given = asking(tmp_path, folder=str(folder), steps=1)
     run(given)
     prompts_in(tmp_path, 30)
-    with pytest.raises(InputError, match=r"rollouts of another origin .environment"):
+    before = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+    with pytest.raises(InputError, match=r"task: asks 'questions .*put its prompts and answers"):
         run(msgspec.structs.replace(given, steps=2))
+    after = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+    assert after == before, "it is refused before anything is written"
     replay = str(folder / "rollouts.jsonl")
     with pytest.raises(InputError, match="holds rollouts of another run: the task is 'questions"):
         run(msgspec.structs.replace(given, replay=replay, folder=""))

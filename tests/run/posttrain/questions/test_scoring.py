@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch", reason="runs a model")
@@ -108,6 +109,20 @@ def test_a_score_that_is_no_number_is_no_verdict(tmp_path: Path) -> None:
     assert (part.outcome, part.value, part.reason) == ("error", 0.0, "its score is nan")
 
 
+def test_what_no_reward_can_be_is_no_verdict_and_the_others_have_theirs() -> None:
+    scorer = RewardScorer(liked(), CPU)
+    asked = [[5, 6], [5, 292], [7, 8]]
+    checks = [Check(name="liked", verifier="", job={"tokens": each}) for each in asked]
+    heavy = Check(name="liked", verifier="", job={"tokens": [5, 6]}, weight=1e39)
+    first, strange, last, large = scorer.judge([*checks, heavy])
+    assert (first.outcome, last.outcome) == ("ok", "ok")
+    assert [first.value, last.value] == RewardModel.load(reward_folder()).scores([[5, 6], [7, 8]])
+    assert (strange.outcome, strange.value) == ("error", 0.0)
+    assert strange.reason == "token 292 is none of its model's"
+    assert (large.outcome, large.value) == ("error", 0.0)
+    assert "too much with a weight of 1e+39" in large.reason
+
+
 def test_a_checksum_tells_weights_apart_and_not_places(tmp_path: Path) -> None:
     first = checksum_of(str(reward_folder()))
     shutil.copytree(reward_folder(), tmp_path / "copy")
@@ -162,3 +177,31 @@ def test_a_model_that_cannot_judge_this_policy_is_refused_before_anything_runs(
     asked_for = task(prompts_in(tmp_path), rewards=(liked(model=model),))
     with pytest.raises(InputError, match=told):
         tasks_of(settings(asked_for))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"device": "cudda"}, r"task.rewards\[0\].device: .*cudda"),
+        ({"device": "cuda:99"}, r"task.rewards\[0\].device: .*GPU"),
+        ({"adapter": "nowhere"}, r"task.rewards\[0\].adapter: nowhere holds no reward_head"),
+    ],
+)
+def test_a_place_that_is_not_there_is_refused_before_anything_runs(
+    tmp_path: Path, given: dict[str, str], told: str
+) -> None:
+    asked_for = task(prompts_in(tmp_path), rewards=(liked(**given),))
+    with pytest.raises(InputError, match=told):
+        tasks_of(settings(asked_for))
+
+
+def test_only_who_scores_needs_reward_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = task(prompts_in(tmp_path), rewards=(liked(model=str(tmp_path / "away")),))
+    given = settings(asked_for)
+    tasks_of(msgspec.structs.replace(given, replay="rollouts.jsonl"))
+    second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (second | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    tasks_of(given)

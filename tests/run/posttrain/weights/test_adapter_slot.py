@@ -11,6 +11,7 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface import save
 from meshwright.run.nn.linear import Linear
 from meshwright.run.posttrain.adapters import DecoderAdapter, Lora, adapt
 from meshwright.run.posttrain.adapters.adapter import modules_of
@@ -117,6 +118,20 @@ def test_the_engine_uses_the_trainers_weights_where_they_lie(tmp_path: Path) -> 
     assert all(each.numel() for each in served.values()), "weights stay, the cache does not"
     llm.upkeep.wake()
     assert not llm.engine.asleep
+
+
+def test_whatever_an_engine_is_told_the_trainers_weights_stay(tmp_path: Path) -> None:
+    decoder, adapter = trained(tmp_path, KINDS["lora"])
+    llm = engine_for(decoder, adapter.settings)
+    lent = {name: each.detach().clone() for name, each in decoder.named_parameters()}
+    save(engine_for(decoder, adapter.settings, shares=False).engine.runner.forward.decoder,
+         tmp_path / "others")  # fmt: skip
+    with pytest.raises(InputError, match="level: 2 gives weights up, which are lent"):
+        llm.upkeep.sleep(level=2)
+    with pytest.raises(InputError, match="its weights are lent"):
+        llm.upkeep.update_weights(str(tmp_path / "others"))
+    assert all(torch.equal(each, lent[name]) for name, each in decoder.named_parameters())
+    assert gap(llm, decoder) < 1e-5, "and the engine answers with them"
 
 
 def test_layers_that_it_leaves_alone_are_plain_ones(tmp_path: Path) -> None:

@@ -178,16 +178,17 @@ def test_a_store_that_never_takes_a_version_ends_the_wait(
     (tmp_path / "source-0.weights").write_bytes(b"weights")
 
     class Lying:
-        version = 3
+        version, folder = 3, tmp_path
 
         def files(self) -> list[Path]:
             return [tmp_path / "source-0.weights"]
 
     offered: Any = Lying()
     with pytest.raises(ClusterStuck, match=r"not taken version 3 within 0\.1 s: .*raise stall_s"):
-        hanging("put")._shelf.stored(offered)
-    names, stored = hanging("nothing")._shelf.stored(offered)
-    assert (names, [each.tobytes() for each in stored]) == (["source-0.weights"], [b"weights"])
+        hanging("put")._shelf.newest(offered)
+    [(place, names, stored)] = hanging("nothing")._shelf.newest(offered)
+    assert (place, names) == (".", ["source-0.weights"])
+    assert [each.tobytes() for each in stored] == [b"weights"]
 
 
 def test_a_cluster_that_cannot_be_left_is_left_behind(hanging: Callable[[str], Cluster]) -> None:

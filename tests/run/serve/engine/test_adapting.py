@@ -8,8 +8,9 @@ pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.engine import Engine
+from meshwright.run.serve.engine.loop import EngineLoop
 from meshwright.run.serve.model.lora import Adapters
-from meshwright.run.serve.routed import joined
+from meshwright.run.serve.routed import gauges_of
 from tests.run.serve.engine.small import Heard, engine_of, run_out
 from tests.run.serve.model.small import small
 
@@ -56,7 +57,8 @@ def test_several_answers_of_one_request_wait_as_one() -> None:
 
 
 def test_the_cache_of_engines_together_is_as_large_as_theirs() -> None:
-    one, other = adapted().gauges(), engine_of(small(), blocks=32).gauges()
+    engines = adapted(), engine_of(small(), blocks=32)
+    one = engines[0].gauges()
     assert (one.blocks, one.block_tokens, one.prefix_cache) == (64, 4, True)
-    both = joined([one, other])
+    both = gauges_of([EngineLoop(engine) for engine in engines])
     assert (both.blocks, both.block_tokens, both.prefix_cache) == (96, 4, True)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from meshwright.run.serve.server import Served
+from meshwright.run.serve.server import Served, running
 from tests.run.serve.server.serving import LONG, TEXT, serving, until
 from tests.run.serve.server.wire import send
 
@@ -125,3 +125,72 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(asks: bytes) -> N
             got = line.recv(4096)
             assert b"200 OK" in got
             assert f">{text}".encode() in got
+
+
+@pytest.mark.parametrize("told", [{}, {"body_bytes": 100_000}], ids=["wrong key", "too large"])
+def test_who_is_refused_before_its_body_has_come_may_send_the_rest(
+    told: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "secret-key-of-mine" if not told else "")
+    sent = asked({"prompt": "\r\nUpgrade: " + "x" * 300_000})
+    with serving(head_bytes=1000, **told) as (served, _), closing(connected(served)) as line:
+        got = b""
+        for begin in range(0, len(sent), 50_000):
+            line.sendall(sent[begin : begin + 50_000])
+            got += line.recv(4096) if not got else b""
+            time.sleep(0.02)
+        assert got.startswith(b"HTTP/1.1 401 " if not told else b"HTTP/1.1 413 ")
+        line.sendall(BEGUN + b"\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200 "), "the connection is there still"
+
+
+def test_a_refused_body_without_end_is_not_waited_for() -> None:
+    with serving(body_bytes=10, body_s=0.3) as (served, _), closing(connected(served)) as line:
+        line.sendall(asked({"prompt": "x" * 1000})[:-500])
+        assert line.recv(4096).startswith(b"HTTP/1.1 413 ")
+        until(lambda: cannot(line, b"x"))
+
+
+def cannot(line: socket.socket, send_: bytes) -> bool:
+    """Try to send something; tell whether the other side has gone."""
+    try:
+        line.sendall(send_)
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kept", [b"keep-alive", b"close"])
+def test_a_whole_answer_that_nobody_reads_holds_no_connection(kept: bytes) -> None:
+    ask = asked({**LONG, "prompt": ["x" * 3000] * 6, "n": 16, "logprobs": 5, "stream": False})
+    with serving(unread_s=0.3) as (served, engine):
+        connections = served._server.server_state.connections
+        with closing(connected(served, room=4096)) as line:
+            line.sendall(ask.replace(b"\r\n", b"\r\nconnection: " + kept + b"\r\n", 1))
+            until(lambda: engine.asked and not engine.running)
+            until(lambda: not connections)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_who_reads_little_but_steadily_is_not_cut_off(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "KEEP_ALIVE_S", 0.3)
+    prompts = ["x" * 3000] * (1 if stream else 6)  # streams say everything by many more words
+    ask = {**LONG, "prompt": prompts, "n": 16, "logprobs": 5, "stream": stream}
+    with (
+        serving(unread_s=0.5) as (served, engine),
+        closing(connected(served, room=4096)) as line,
+    ):
+        line.sendall(asked(ask))
+        got = line.recv(1024)
+        until(lambda: stream or not engine.running)
+        until_s = time.monotonic() + 2
+        while time.monotonic() < until_s:
+            got += line.recv(2048)
+            time.sleep(0.02)
+        while not got.endswith(b"[DONE]\n\n\r\n0\r\n\r\n" if stream else b"}}}"):
+            part = line.recv(65536)
+            assert part, "it was cut off"
+            got += part
+        assert len(got) > 4_000_000

@@ -287,6 +287,7 @@ def test_vectors_of_an_engine_that_breaks_can_be_asked_for_again(
     got = send(served.url, "/v1/embeddings", {"input": "a"})
     assert (got.status, got.error["code"]) == (503, "engine_error")
     assert "SIGKILL" in got.error["message"]
+    assert got.headers["retry-after"] == "10"
 
 
 def test_texts_are_embedded_up_to_what_the_engine_says(

@@ -49,6 +49,13 @@ class Mortal(EngineProcess):
         super().__init__(start, "tests.run.serve.worker.mortal", **given)
 
 
+class Reading(EngineProcess):
+    """A process without an engine that reads weights while a file is there."""
+
+    def __init__(self, start: Start, **given: Any) -> None:
+        super().__init__(start, "tests.run.serve.worker.reading", **given)
+
+
 async def heard(engine: RemoteEngine, ask: Ask) -> list[Piece]:
     return [piece async for piece in engine.answer(ask)]
 
@@ -212,6 +219,37 @@ def test_an_engine_that_never_comes_to_the_end_of_a_change_is_ended_at_a_deadlin
     monkeypatch.setenv("MORTAL", str(tmp_path / "born"))
     monkeypatch.setattr(remote, "EngineProcess", Mortal)
     asyncio.run(asyncio.wait_for(_never_done(tmp_path), 120))
+
+
+async def _long_change(folder: Path, reading: Path) -> None:
+    engine = RemoteEngine(folder, EngineSettings(device="cpu"), stuck_s=0.3)
+    reading.touch()
+    change = asyncio.ensure_future(engine.update_weights("elsewhere"))
+    await asyncio.sleep(0.6)
+    assert engine.ill() == "", "it has a deadline of its own"
+    reading.unlink()
+    await change
+    # Another process reads them again, and meanwhile others have to answer.
+    reading.touch()
+    os.kill(engine.process.pid, signal.SIGKILL)
+    while "reads the weights of elsewhere again" not in engine.ill():
+        await asyncio.sleep(0.02)
+    with pytest.raises(EngineBroken, match="reads the weights"):
+        await heard(engine, Ask(prompt=PROMPT))
+    await asyncio.sleep(0.6)
+    assert "reads the weights" in engine.ill()
+    reading.unlink()
+    await come_to(engine)
+    assert [piece.finish for piece in await heard(engine, Ask(prompt=PROMPT))] == ["stop"]
+    await engine.close()
+
+
+def test_an_engine_that_reads_weights_is_not_stuck_and_answers_nobody_before_it_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("READING", str(tmp_path / "reading"))
+    monkeypatch.setattr(remote, "EngineProcess", Reading)
+    asyncio.run(asyncio.wait_for(_long_change(tmp_path, tmp_path / "reading"), 120))
 
 
 @pytest.mark.slow

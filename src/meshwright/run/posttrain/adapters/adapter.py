@@ -157,17 +157,17 @@ def require_targets(model: Model, settings: Lora) -> None:
     wrote for one model such a name is misspelt, and would go unnoticed.
     """
     modules = modules_of(build(model))
-    if idle := settings.idle_targets(modules):
-        raise InputError(_nothing_named(idle, model, modules))
+    if problems := _nothing_named(settings, model, modules):
+        raise InputError(problems)
 
 
-def _nothing_named(idle: Iterable[str], model: Model, modules: Iterable[str]) -> list[Problem]:
-    ends = sorted({name.rpartition(".")[2] for name in modules})
-    what, fix = (
-        f"names no linear layer of this {model.family} model",
-        f"use some of {', '.join(ends)}",
-    )
-    return [Problem("adapter.targets", f"{each!r} {what}", fix) for each in idle]
+def _nothing_named(settings: Lora, model: Model, modules: Iterable[str]) -> list[Problem]:
+    ends = ", ".join(sorted({name.rpartition(".")[2] for name in modules}))
+    fix = f"use some of {ends}"
+    if isinstance(settings.targets, str):
+        fix = f"one text is a regular expression of whole names; list some of {ends}"
+    what = f"names no linear layer of this {model.family} model"
+    return [Problem("adapter.targets", f"{each!r} {what}", fix) for each in settings.idle(modules)]
 
 
 def adapt(
@@ -181,12 +181,13 @@ def adapt(
     """Freeze a decoder and put a new adapter beside it, which changes nothing yet.
 
     The decoder stays in its own format; `dtype` is that of the adapter's parameters. Where several
-    ranks share the model, `spread` says how: each then has its part of the same adapter.
+    ranks share the model, `spread` says how: each then has its part of the same adapter. Lists of
+    targets may be for several families, as PEFT's are; `require_targets` refuses such.
     """
     modules = modules_of(decoder if spread is None else build(decoder.model))
     chosen = {name: part for name, part in modules.items() if settings.chooses(name)}
     if not chosen:
-        raise InputError(_nothing_named(settings.idle_targets(modules), decoder.model, modules))
+        raise InputError(_nothing_named(settings, decoder.model, modules))
     held = None
     if spread is not None:
         held = module_holdings(decoder.model, spread.holdings, settings)

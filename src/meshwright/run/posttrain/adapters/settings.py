@@ -51,6 +51,12 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             bounds.add("dropout", f"{self.dropout} is no share", "use 0 or more, but less than 1")
         if not self.targets:
             bounds.add("targets", "names no module", f"use {ALL_LINEAR}, or name one")
+        if isinstance(self.targets, str):
+            try:
+                re.compile(self.targets)
+            except re.error as error:
+                what = f"{self.targets!r} is no regular expression: {error}"
+                bounds.add("targets", what, f"use {ALL_LINEAR}, or such as q_proj,v_proj")
         for name, rank in self.ranks.items():
             if rank < 1:
                 bounds.add(f"ranks.{name}", f"{rank} is no rank", "use 1 or more")
@@ -71,16 +77,12 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return self.targets == ALL_LINEAR or bool(re.fullmatch(self.targets, module))
         return any(_ends(module, each) for each in self.targets)
 
-    def idle_targets(self, modules: Iterable[str]) -> list[str]:
-        """Return what is named in `targets` and chooses none of the modules."""
-        names = list(modules)
+    def idle(self, modules: Iterable[str]) -> list[str]:
+        """Return the targets that choose none of a model's linear layers."""
+        known = list(modules)
         if isinstance(self.targets, str):
-            return [] if any(map(self.chooses, names)) else [self.targets]
-        return [each for each in self.targets if not any(_ends(name, each) for name in names)]
-
-
-def _ends(module: str, name: str) -> bool:
-    return module == name or module.endswith(f".{name}")
+            return [] if any(map(self.chooses, known)) else [self.targets]
+        return [each for each in self.targets if not any(_ends(name, each) for name in known)]
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,12 +117,22 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def with_listed_targets(data: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a command line, where a shell leaves a list of targets as one text."""
+    """Return settings of a command line, where a shell leaves a list of targets as one text.
+
+    So is one word by itself: as a regular expression it would be no whole name.
+    """
     adapter = data.get("adapter")
-    if not isinstance(adapter, Mapping) or "," not in str(adapter.get("targets", "")):
+    text = adapter.get("targets") if isinstance(adapter, Mapping) else None
+    if not isinstance(adapter, Mapping) or not isinstance(text, str):
         return data
-    words = str(adapter["targets"]).strip("[]").split(",")
-    return {**data, "adapter": {**adapter, "targets": [word.strip() for word in words]}}
+    if "," not in text and not re.fullmatch(r"\w+|\[\w+\]", text):
+        return data
+    words = [word.strip() for word in text.strip("[]").split(",")]
+    return {**data, "adapter": {**adapter, "targets": words}}
+
+
+def _ends(module: str, target: str) -> bool:
+    return module == target or module.endswith(f".{target}")
 
 
 def _own(patterns: Mapping[str, _Number], module: str, otherwise: _Number) -> _Number:

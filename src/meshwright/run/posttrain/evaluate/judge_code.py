@@ -9,6 +9,9 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
+_SHOWN = 400
+"""Characters of a reason: it is kept with every answer, and a program may say anything."""
+
 
 def passes(job: Mapping[str, Any]) -> tuple[float, str]:
     """Return 1 where a `program` runs and its `tests` raise nothing; otherwise 0, and why."""
@@ -21,9 +24,19 @@ def passes(job: Mapping[str, Any]) -> tuple[float, str]:
         except MemoryError:
             raise
         except BaseException as error:  # noqa: BLE001 - also SystemExit: the tests did not pass
-            line = _line(error)
-            return 0.0, f"{what}{line}: {type(error).__name__}: {error}"
+            return 0.0, f"{what}{_line(error)}: {_told(error)}"[:_SHOWN]
     return 1.0, "passed"
+
+
+def _told(error: BaseException) -> str:
+    """Return an error in words; its class may be the program's, and tell nothing."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except MemoryError:
+        raise
+    except BaseException:  # noqa: BLE001 - what the program wrote is at fault, and no judge
+        return kind
 
 
 def _line(error: BaseException) -> str:

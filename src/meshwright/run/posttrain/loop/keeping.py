@@ -29,7 +29,7 @@ from meshwright.policy.rollout.controller import Progress
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.spans import Spans
-from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog
+from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog, origin_in
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
 from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
 from meshwright.run.train.checkpoint.folder import read_record
@@ -64,8 +64,11 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Keeping:
     """What a run has on disk; without a folder it keeps nothing."""
 
-    def __init__(self, settings: LoopSettings, say: Say) -> None:
-        """Open or begin a folder; another process that has it is refused."""
+    def __init__(self, settings: LoopSettings, say: Say, *, asks: str = "") -> None:
+        """Open or begin a folder; another process that has it is refused.
+
+        `asks` is the environment that prompts are of, which has to be that of earlier sittings.
+        """
         self._settings, self._say = settings, say
         self._shown: Output | None = None
         self._open = ExitStack()
@@ -87,6 +90,7 @@ class Keeping:
             self._open.callback(self.part)
             # Before anything there is written over.
             self._require_same(self.folder)
+            _require_asked(self.folder, asks)
             self._write_config(self.folder)
             self.spans = self._timeline(self.folder)
             self._open.callback(self.spans.close)
@@ -263,7 +267,7 @@ class Keeping:
         extra = decode_extra(read_record(newest.path))
         if (problem := other_kind("grpo", extra, folder, "")) is not None:
             raise InputError([problem])
-        now, before = _kept(self._settings), _whole(msgspec.convert(extra, _Saved).settings)
+        now, before = _kept(self._settings), _completed(msgspec.convert(extra, _Saved).settings)
         changed = [name for name in now | before if now.get(name) != before.get(name)]
         if "steps" in changed and now["steps"] > before["steps"]:
             # A run may be made longer; its learning rates follow the new length from here on.
@@ -287,6 +291,15 @@ class Keeping:
         return Spans(TimelineWriter(folder / "timeline", rank=0))
 
 
+def _require_asked(folder: Path, asks: str) -> None:
+    """Refuse to go on with other prompts, or other right answers, than a run began with."""
+    before = origin_in(folder / ROLLOUTS)
+    if before is not None and asks and before.environment != asks:
+        what = f"asks {asks!r}, and the run in {folder} asked {before.environment!r}"
+        fix = "put its prompts and answers back, or give this run a folder of its own"
+        raise InputError([Problem("task", what, fix)])
+
+
 def checkpoints_of(settings: LoopSettings, mesh: Mesh | None = None) -> Checkpoints | None:
     """Return the checkpoints of a run; None without a folder. Ranks of a mesh share them."""
     if not settings.folder:
@@ -300,6 +313,14 @@ def _kept(settings: LoopSettings) -> dict[str, Any]:
     # As a file has it: there tuples are lists.
     every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_found(settings)))
     return _whole({name: value for name, value in every.items() if name not in MAY_CHANGE})
+
+
+def _completed(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of settings, with what was not known when it was written."""
+    try:
+        return _kept(msgspec.convert(saved, LoopSettings))
+    except (msgspec.ValidationError, InputError):
+        return _whole(saved)  # of a version that knew what is gone: whatever differs is told
 
 
 def _found(settings: LoopSettings) -> LoopSettings:

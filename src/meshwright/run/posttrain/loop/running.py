@@ -77,7 +77,7 @@ def run(
             # do.
             replayed = _replayed(settings, tasks) if settings.replay and leads else None
             model = model_of(settings, tasks)
-            keeping = Keeping(settings, say) if leads else None
+            keeping = Keeping(settings, say, asks=tasks.train.name) if leads else None
         if keeping is None:
             mesh = stack.enter_context(met(settings))
             decoder = follow(settings, tasks, model, mesh)

@@ -12,6 +12,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.loop.settings import DIGITS, QUESTIONS, LoopSettings
 from meshwright.run.posttrain.questions.settings import ModelReward
+from meshwright.run.posttrain.questions.task_settings import LONGEST
 from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.environment import Environment
 from meshwright.run.posttrain.rollouts.tasks.sorting import SortingDigits
@@ -20,10 +21,6 @@ from meshwright.spec.bounds import require
 
 if TYPE_CHECKING:
     from meshwright.run.serve.model.words import Words
-
-_LONGEST = 256
-"""Tokens of a turn, where neither the settings nor the task say so."""
-
 
 _NEEDED = ("name", "verifiers", "waits", "reset")
 """What every environment has."""
@@ -91,7 +88,7 @@ def tasks_of(settings: LoopSettings) -> Tasks:
     return Tasks(
         own[0],
         own[1],
-        settings.max_tokens or int(getattr(own[0], "max_tokens", _LONGEST)),
+        settings.max_tokens or int(getattr(own[0], "max_tokens", LONGEST)),
         tuple(getattr(own[0], "stop_tokens", ())),
         getattr(own[0], "vocab", None),
     )
@@ -113,6 +110,7 @@ def require_folder(model: str) -> None:
 
 def _questions(settings: LoopSettings) -> Tasks:
     """Return prompts of files, for the model that is trained."""
+    from meshwright.run.posttrain.loop.ranks.meeting import place as rank_place
     from meshwright.run.posttrain.questions.environment import Questions
     from meshwright.run.posttrain.questions.reading import read_parts
     from meshwright.run.serve.model.words import load_words
@@ -123,7 +121,7 @@ def _questions(settings: LoopSettings) -> Tasks:
         what = f"{QUESTIONS} are texts, and a network from random weights has no words"
         raise InputError([Problem("model", what, "give a Hugging Face folder")])
     words, model = load_words(settings.model), load_config(settings.model)
-    longest = settings.max_tokens or _LONGEST
+    longest = settings.max_tokens or LONGEST
     room = model.max_positions - longest
     if room < 1:
         what = f"{longest} leave no room for a prompt in a context of {model.max_positions}"
@@ -136,7 +134,9 @@ def _questions(settings: LoopSettings) -> Tasks:
     if highest >= model.vocab:
         what = f"its tokenizer writes token {highest:,}, and the model has {model.vocab:,}"
         raise InputError([Problem("model", what, "give it the tokenizer that belongs to it")])
-    for place, reward in enumerate(task.rewards):
+    # The first rank scores for all, and who replays has scores: others need no reward models.
+    scores = not settings.replay and rank_place().rank == 0
+    for place, reward in enumerate(task.rewards if scores else ()):
         if isinstance(reward, ModelReward):
             _check_reward(f"task.rewards[{place}]", reward, words, most)
     asked = settings.evaluate.prompts

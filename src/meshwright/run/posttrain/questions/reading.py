@@ -157,7 +157,10 @@ class _Reading:
                 self._dropped += 1
                 return None
             what = f"has a prompt of {len(tokens):,} tokens, and there is room for {self._room:,}"
-            fix = "use task.too_long=drop to leave such out, or fewer max_tokens for answers"
+            more = "fewer max_tokens for answers"
+            if self._room == self._task.max_prompt_tokens:
+                more = "a higher task.max_prompt_tokens"
+            fix = f"use task.too_long=drop to leave such out, or {more}"
             raise InputError([Problem(where, what, fix)])
         return Asked(tokens, question, () if isinstance(prompt, str) else self._behind(prompt))
 
@@ -204,17 +207,18 @@ def tail_of(
 
 def renamed(record: Record, names: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of a record by our names, where it calls some otherwise."""
-    values = {name: value for name, value in record.values.items() if value is not None}
+    given = {name: value for name, value in record.values.items() if value is not None}
+    # What has one of our names, and is not what we mean by it, is nothing to us.
+    others = {*names, "answers"} if "answer" in names else {*names}
+    values = {name: value for name, value in given.items() if name not in others}
     for ours, theirs in names.items():
-        found = _looked_up(values.get, theirs)
+        found = _looked_up(given.get, theirs)
         if found is None and ours == "prompt":
             what = f"has no field {theirs!r}, which task.fields.prompt names"
-            fix = f"name the one that prompts are in: there is {_some(values)}"
+            fix = f"name the one that prompts are in: there is {_some(given)}"
             raise InputError([Problem(record.where, what, fix)])
         if found is not None:
-            values = {**values, ours: found}
-            if ours == "answer":
-                values.pop("answers", None)
+            values[ours] = found
     return values
 
 

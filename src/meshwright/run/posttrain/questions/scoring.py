@@ -18,7 +18,9 @@ from meshwright.run.posttrain.questions.environment import judge_of
 from meshwright.run.posttrain.questions.settings import ModelReward
 from meshwright.run.posttrain.rollouts.record import RewardPart
 from meshwright.run.posttrain.rollouts.verifiers.check import Check
+from meshwright.run.posttrain.rollouts.verifiers.child import LARGEST
 from meshwright.run.posttrain.supervised.reward import FILE, RewardModel
+from meshwright.run.serve.engine.build import device_of
 from meshwright.run.serve.model.words import Words, load_words
 from meshwright.spec.model.huggingface import load_config
 
@@ -33,14 +35,20 @@ def reward_problems(reward: ModelReward, words: Words, longest: int) -> Iterator
     """
     folder = Path(reward.adapter or reward.model)
     if not (folder / FILE).is_file():
-        what = f"{folder} holds no {FILE}, so it gives no rewards"
-        yield Problem("model", what, "export a run of mw train --recipe reward")
+        where, fix = "model", "export a run of mw train --recipe reward"
+        if reward.adapter:
+            where, fix = "adapter", "give RUN/adapter of a run of mw train --recipe reward"
+        yield Problem(where, f"{folder} holds no {FILE}, so it gives no rewards", fix)
         return
     if not (Path(reward.model) / "config.json").is_file():
         what = f"{reward.model} holds no config.json, so no whole model lies there"
         fix = "write one with mw export RUN FOLDER --merge, or name its model, and it as adapter"
         yield Problem("model", what, fix)
         return
+    try:
+        device_of(reward.device or "cpu")
+    except InputError as error:
+        yield from error.problems
     theirs, ours = load_words(reward.model).tokenizer.get_vocab(), words.tokenizer.get_vocab()
     if theirs != ours:
         other = next(iter(sorted(theirs.items() ^ ours.items(), key=lambda each: each[1])))
@@ -60,7 +68,7 @@ class RewardScorer:
         """Load it, to where it was said to lie or to a device."""
         self.verifier, self._clip = judge_of(reward), reward.clip
         self.fingerprint = checksum_of(reward.model, reward.adapter)
-        where = torch.device(reward.device) if reward.device else device
+        where = device_of(reward.device) if reward.device else device
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
         adapter = reward.adapter or None
         self._model = RewardModel.load(reward.model, adapter=adapter, device=where, dtype=dtype)
@@ -71,26 +79,39 @@ class RewardScorer:
 
     def judge(self, checks: Sequence[Check]) -> list[RewardPart]:
         """Return the parts of rewards that it gives."""
-        began_s = time.perf_counter()
-        scores = self._model.scores([check.job["tokens"] for check in checks])
+        began_s, vocab = time.perf_counter(), self._model.decoder.model.vocab
+        # A policy of the same words may have rows for more than there are, and draw one of these.
+        known = [max(check.job["tokens"]) < vocab for check in checks]
+        read = [check.job["tokens"] for check, its in zip(checks, known, strict=True) if its]
+        scores = iter(self._model.scores(read))
         took_s = (time.perf_counter() - began_s) / max(1, len(checks))
         return [
-            self._part(check, score, took_s) for check, score in zip(checks, scores, strict=True)
+            self._part(check, next(scores) if its else None, took_s)
+            for check, its in zip(checks, known, strict=True)
         ]
 
-    def _part(self, check: Check, score: float, took_s: float) -> RewardPart:
-        finite = math.isfinite(score)
-        value = score if finite else 0.0
+    def _part(self, check: Check, score: float | None, took_s: float) -> RewardPart:
+        value, wrong = 0.0, ""
+        if score is None:
+            wrong = f"token {max(check.job['tokens'])} is none of its model's"
+        elif not math.isfinite(score):
+            wrong = f"its score is {score:.6g}"
+        else:
+            value = score
         if self._clip is not None:
             value = min(max(value, -self._clip), self._clip)
+        if abs(check.weight * value) > LARGEST:
+            wrong = f"its score is {value:g}, which is too much with a weight of {check.weight:g}"
+            value = 0.0
+        clipped = "" if score is None or value == score else f"its score is {score:.6g}"
         return RewardPart(
             name=check.name,
             value=value,
             weight=check.weight,
-            reason="" if value == score else f"its score is {score:.6g}",
+            reason=wrong or clipped,
             verifier=self.verifier,
             fingerprint=self.fingerprint,
-            outcome="ok" if finite else "error",
+            outcome="error" if wrong else "ok",
             took_s=took_s,
         )
 

@@ -17,6 +17,8 @@ from meshwright.run.posttrain.questions.settings import (
 from meshwright.spec.bounds import Bounds, real
 from meshwright.spec.names import suggestion
 
+LONGEST = 256
+"""Tokens of a turn, where neither the settings nor the task say so."""
 DIGITS = "sorting-digits"
 QUESTIONS = "questions"
 _TASKS = (DIGITS, QUESTIONS)
@@ -133,7 +135,7 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.reward == "share":
             what = "share is of places in sorted digits"
             found.append(Problem("task.reward", what, "use exact or number"))
-        if self.rewards and self.reward != "exact":
+        elif self.rewards and self.reward != "exact":
             what = f"{self.reward} stands beside task.rewards, which take its place"
             found.append(Problem("task.reward", what, f'add {{kind = "{self.reward}"}} to them'))
         return found

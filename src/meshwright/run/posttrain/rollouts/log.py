@@ -209,6 +209,15 @@ def read_jsonl(path: str | Path) -> Recorded:
     return Recorded(origin, tuple(rollouts))
 
 
+def origin_in(path: Path) -> Origin | None:
+    """Return where the rollouts of a file come from; None where its beginning is not there."""
+    try:
+        with path.open("rb") as lines:
+            return msgspec.json.decode(lines.readline(), type=Origin)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def write_jsonl(path: str | Path, recorded: Recorded) -> None:
     """Write rollouts as lines; the file is there whole or not at all."""
     path = Path(path)

@@ -77,7 +77,9 @@ def start_engine(
     # Those that are drawn are drawn alike by every engine.
     engine.weights = "" if isinstance(source, Model) else name_of(source)
     quantised = settings.weights != "model"
-    upkeep = Upkeep(engine, do, first=first, quantised=quantised, ranks=settings.tp)
+    upkeep = Upkeep(
+        engine, do, first=first, quantised=quantised, ranks=settings.tp, lent=lent is not None
+    )
     return Started(engine, upkeep, words, tuple(clock.took))
 
 

@@ -23,10 +23,14 @@ class Upkeep:
         first: Does | None = None,
         quantised: bool = False,
         ranks: int = 1,
+        lent: bool = False,
     ) -> None:
-        """Use `do`, by which all ranks do a thing; `first` is what the first of them does it by."""
+        """Use `do`, by which all ranks do a thing; `first` is what the first of them does it by.
+
+        Weights that are `lent` are somebody else's, and stay as they are.
+        """
         self._engine, self.do, self.first = engine, do, first or do
-        self._quantised, self._ranks = quantised, ranks
+        self._quantised, self._ranks, self._lent = quantised, ranks, lent
 
     @property
     def asleep(self) -> bool:
@@ -74,6 +78,9 @@ class Upkeep:
         sleeps with level 1 can let go of them later, and who is half awake can sleep again.
         """
         self._require_idle("sleep")
+        if self._lent and level > 0:
+            what = f"{level} gives weights up, which are lent, and nobody would bring them again"
+            raise InputError([Problem("level", what, "use 0")])
         self._engine.forget()
         self.do(Do(what="sleep", level=level))
 
@@ -91,6 +98,9 @@ class Upkeep:
         """Read the weights of a Hugging Face folder in place of the present ones."""
         self._require_idle("take new weights")
         self._require_room()
+        if self._lent:
+            what = "its weights are lent, and whoever has them would find others there"
+            raise InputError([Problem("engine", what, "start one with weights of its own")])
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
         self.do(Do(what="update", path=folder))
         self._renewed(self._engine.version + 1, name_of(folder))

@@ -1,17 +1,25 @@
 """`Connection`: what a client may hold of the server by doing nothing, and HTTP/1.1 for all.
 
 A head that comes slowly or has no end, and an answer that is not read, would each hold a
-connection, and with it a request's place and memory, for as long as the client likes.
+connection, and with it a request's place and memory, for as long as the client likes. Who is slow
+is not idle: as long as some of an answer is read now and then, it is written.
 """
 
 import asyncio
+import contextlib
 import re
+import struct
+import sys
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from meshwright.run.serve.server.faults import Fault
 from meshwright.run.serve.server.settings import ServerSettings
+
+if sys.platform != "win32":
+    from fcntl import ioctl
+    from termios import TIOCOUTQ
 
 _UPGRADE = re.compile(rb"(\r\n)u(pgrade:)", re.IGNORECASE)
 
@@ -25,7 +33,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **given)
         self._in_head = True
         """Whether the end of a request's head is waited for."""
-        self._head_bytes = 0
+        self._in_body = False
+        """Whether the rest of a request is."""
+        self._heads = self._head_bytes = 0
+        """Heads that came to their end, and bytes of one that has not."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
@@ -44,14 +55,16 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless a head has become too long."""
-        in_head = self._in_head
-        super().data_received(_staying(data) if in_head or self._is_free() else data)
-        if self._in_head and in_head:
-            self._head_bytes += len(data)
+        heads = self._heads
+        super().data_received(data if self._in_body else _staying(data))
+        if self._in_head:
+            # What came with the end of another head is mostly no part of this one.
+            self._head_bytes += len(data) if heads == self._heads else 0
             if self._head_bytes > self.settings.head_bytes and not self.transport.is_closing():
                 self._refuse_head()
-        elif not self._in_head and self._is_free() and self.timeout_keep_alive_task is None:
-            # Empty lines before a request begin none, and must not keep a connection open.
+        elif not self._in_body and self._is_free() and self.timeout_keep_alive_task is None:
+            # Empty lines before a request begin none, and must not keep a connection open; nor
+            # must the end of a body that was refused before.
             self._await_head()
 
     def on_message_begin(self) -> None:
@@ -62,9 +75,27 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin with a request."""
-        self._in_head = False
+        self._in_head, self._in_body = False, True
+        self._heads += 1
         _stop(self._head_timer)
+        if not self.flow.write_paused:
+            # An answer before it may not be read to its end, to which more is added now.
+            _stop(self._unread_timer)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Expect the next head."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Expect that the rest is read, and that the body of who was refused comes to its end."""
+        super().on_response_complete()
+        if self._in_body:
+            _stop(self._head_timer)
+            self._head_timer = self.loop.call_later(self.settings.body_s, self._late_head)
+        if self._is_free() and not self.flow.write_paused:
+            self._await_reading()
 
     def _is_free(self) -> bool:
         under_way: RequestResponseCycle | None = self.cycle  # none before the first request
@@ -106,24 +137,40 @@ class Connection(HttpToolsProtocol):
         """Write again."""
         _stop(self._unread_timer)
         super().resume_writing()
+        if self._is_free():
+            self._await_reading()  # nothing follows, and what is left has to be read as well
 
     def timeout_keep_alive_handler(self) -> None:
-        """End a connection that no further request comes on."""
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # to close it would be to wait for the client
+        """End a connection that no further request comes on, once the last answer is read."""
+        if self.transport.get_write_buffer_size() and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         else:
             super().timeout_keep_alive_handler()
 
     def _await_reading(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._unread_timer = self.loop.call_later(self.settings.unread_s, self._unread, left)
+        _stop(self._unread_timer)
+        if self.transport.get_write_buffer_size():
+            left = self._unread_bytes()
+            self._unread_timer = self.loop.call_later(self.settings.unread_s, self._unread, left)
 
     def _unread(self, before: int) -> None:
         """Let go of a client that has read nothing; a slow one may go on."""
-        if self.transport.get_write_buffer_size() < before:
+        if self._unread_bytes() < before:
             self._await_reading()
         else:
             self.transport.abort()
+
+    def _unread_bytes(self) -> int:
+        """Count what the client has not taken, here and in the system.
+
+        That has megabytes, and takes more only when a third of them are read: minutes go by in
+        which a slow client reads and nothing changes here.
+        """
+        line = self.transport.get_extra_info("socket")
+        queued = 0 if line is None else _queued(line.fileno())
+        return self.transport.get_write_buffer_size() + queued
 
 
 def connection_of(settings: ServerSettings) -> type[Connection]:
@@ -139,6 +186,14 @@ def _staying(data: bytes) -> bytes:
     end = data.find(b"\r\n\r\n")
     head = data if end < 0 else data[:end]
     return _UPGRADE.sub(rb"\1x\2", head) + data[len(head) :] if _UPGRADE.search(head) else data
+
+
+def _queued(line: int) -> int:
+    """Count what the system has of a connection and the other side has not, where it tells."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError, ValueError):  # it may be closed already
+            return int(struct.unpack("i", ioctl(line, TIOCOUTQ, bytes(4)))[0])
+    return 0
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:

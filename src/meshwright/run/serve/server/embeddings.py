@@ -38,7 +38,7 @@ async def embed(desk: Desk, body: EmbeddingBody, call: Call) -> Answer:
     except InputError as error:
         raise impossible(error, "input") from None
     except MeshwrightError as error:
-        raise Fault(503, str(error), code="engine_error") from None
+        raise Fault(503, str(error), code="engine_error", retry_s=10) from None
     finally:
         desk.traffic.abandoned()
     packed = body.encoding_format == "base64"

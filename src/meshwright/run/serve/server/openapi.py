@@ -31,6 +31,10 @@ def document(endpoints: list[Told], version: str) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         list(dict.fromkeys(kinds)), ref_template=TEMPLATE
     )
+    for schema in components.values():
+        if schema.get("additionalProperties") is False:
+            # A field that is not known may be there, where it asks for nothing (`nulls`).
+            schema["additionalProperties"] = {"type": "null"}
     refs = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
     paths: dict[str, Any] = {}
     for told in endpoints:

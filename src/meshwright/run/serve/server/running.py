@@ -20,6 +20,8 @@ from meshwright.run.serve.server.desk import Desk
 from meshwright.run.serve.server.settings import ServerSettings
 
 STARTS_WITHIN_S = 30.0
+KEEP_ALIVE_S = 75
+"""How long a connection is kept for further requests."""
 CONNECTIONS = 65536
 """Files that a server asks the system for."""
 
@@ -96,7 +98,7 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
         proxy_headers=False,
         timeout_graceful_shutdown=5,
         # Longer than proxies and clients keep a connection, so that it is they who let go of it.
-        timeout_keep_alive=75,
+        timeout_keep_alive=KEEP_ALIVE_S,
         backlog=4096,
         lifespan="on",
         http=connection_of(settings),

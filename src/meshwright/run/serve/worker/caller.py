@@ -64,7 +64,7 @@ class Caller:
         """Give memory back; level 1 keeps the weights in host memory."""
         before = self.sleep_level()
         await self._call(Call(self._next_number(), "sleep", level=level))
-        self._level = max(before, level)
+        self._level = max(before, level, 1)  # with 0 its cache alone sleeps
 
     async def wake(self, parts: Collection[Memory] = MEMORY) -> None:
         """Take the memory of some parts again."""

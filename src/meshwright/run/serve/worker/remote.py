@@ -81,6 +81,8 @@ class RemoteEngine(Caller):
         """The folder that weights were last read from, where they were replaced."""
         self._stale = ""
         """Why a process that was started again has not got these weights."""
+        self._changes = 0
+        """Changes under way: while it reads weights it says nothing, and has a deadline for it."""
 
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
@@ -110,7 +112,7 @@ class RemoteEngine(Caller):
         if self._why or self._stale:
             return self._why or self._stale
         self._listen()
-        if self._unheard_since_s is not None:
+        if self._unheard_since_s is not None and not self._changes:
             silent_s = time.monotonic() - self._unheard_since_s
             if silent_s > self._stuck_s:
                 return f"the engine has not been heard for {silent_s:.0f} s"
@@ -188,10 +190,14 @@ class RemoteEngine(Caller):
 
     def _renew_again(self) -> None:
         """Have a new process read the weights that the last one had, before it answers anything."""
+        # Until then others may answer: whoever waited here would wait for minutes.
+        self._stale = reading = f"the engine reads the weights of {self._renewed} again"
 
         def settled(future: "asyncio.Task[Done]") -> None:
             if not future.cancelled() and (error := future.exception()):
                 self._stale = f"weights of {self._renewed} cannot be read again: {error}"
+            elif self._stale == reading:
+                self._stale = ""
 
         call = Call(self._next_number(), "update_weights", path=self._renewed)
         # It is sent at once, before anything else that the process is asked.
@@ -202,6 +208,7 @@ class RemoteEngine(Caller):
         """Wait for the end of a call; who does not come to the end of a change is ended."""
         if call.what == "embed":  # it waits for its turn, and so does whoever asked for it
             return await done
+        self._changes += 1
         try:
             async with asyncio.timeout(self._change_s):
                 return await done
@@ -211,6 +218,8 @@ class RemoteEngine(Caller):
             raise EngineBroken(
                 f"{what}, and was ended: raise start_s where it needs longer"
             ) from None
+        finally:
+            self._changes -= 1
 
     def _hear(self, message: FromWorker) -> None:
         if isinstance(message, Beat):
