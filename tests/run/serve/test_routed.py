@@ -133,6 +133,7 @@ def test_engines_are_let_go_of_at_once() -> None:
     async def work() -> None:
         both = HandedOver([Slow()], [Slow(), Slow(), Slow()])
         await asyncio.wait_for(both.close(), 10)
+        assert len(closing) == 4
 
     run(work)
 

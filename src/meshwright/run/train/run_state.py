@@ -1,6 +1,5 @@
 """`RunState`: what a checkpoint holds beside tensors, and what of a job may not change in a run."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.job import Job
+from meshwright.run.train.paths import whole_path
 from meshwright.run.train.run_folder import recipe_in
 from meshwright.run.train.step import WEIGHT_FORMATS
 from meshwright.spec.files import load_data
@@ -65,7 +65,7 @@ def kind_of(kept: Mapping[str, Any]) -> str:
 
 def kept_of(job: Job) -> dict[str, Any]:
     """Return what makes a run the run it is; everything else may change when it goes on."""
-    start = job.start_from and os.path.abspath(job.start_from)  # noqa: PTH100 - links stay
+    start = job.start_from and whole_path(job.start_from)
     kept = {
         "model": msgspec.to_builtins(job.model),
         "layout": {

@@ -200,8 +200,10 @@ def test_only_who_scores_needs_reward_models(
 ) -> None:
     asked_for = task(prompts_in(tmp_path), rewards=(liked(model=str(tmp_path / "away")),))
     given = settings(asked_for)
-    tasks_of(msgspec.structs.replace(given, replay="rollouts.jsonl"))
+    with pytest.raises(InputError, match="away"):
+        tasks_of(given)
+    assert tasks_of(msgspec.structs.replace(given, replay="rollouts.jsonl")).train.name
     second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in (second | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, value)
-    tasks_of(given)
+    assert tasks_of(given).train.name

@@ -169,6 +169,8 @@ def test_a_whole_answer_that_nobody_reads_holds_no_connection(kept: bytes) -> No
             line.sendall(ask.replace(b"\r\n", b"\r\nconnection: " + kept + b"\r\n", 1))
             until(lambda: engine.asked and not engine.running)
             until(lambda: not connections)
+            until(lambda: cannot(line, b"x"))
+            assert cannot(line, b"x"), "it was let go of"
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

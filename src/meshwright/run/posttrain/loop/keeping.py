@@ -38,6 +38,7 @@ from meshwright.run.train.outputs.jsonl import JsonLines, cut, read
 from meshwright.run.train.outputs.output import Output
 from meshwright.run.train.outputs.progress import open_progress
 from meshwright.run.train.outputs.settings import OutputSettings
+from meshwright.run.train.paths import whole_path
 from meshwright.run.train.placed_state import State
 from meshwright.run.train.run_folder import claimed
 from meshwright.run.train.run_state import other_config, other_kind
@@ -325,18 +326,13 @@ def _completed(saved: dict[str, Any]) -> dict[str, Any]:
 
 def _found(settings: LoopSettings) -> LoopSettings:
     """Return settings whose files are found from any folder."""
-    model, task = found_path(settings.model), settings.task.found()
+    model, task = whole_path(settings.model), settings.task.found()
     return msgspec.structs.replace(settings, model=model, task=task)
 
 
 def _whole(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings whose model is found from any folder."""
-    return {**settings, "model": found_path(settings["model"])}
-
-
-def found_path(model: str) -> str:
-    """Return the path of a model from any folder; none stays none."""
-    return model and os.path.abspath(model)  # noqa: PTH100 - links stay as they are
+    return {**settings, "model": whole_path(settings["model"])}
 
 
 def keys_of(settings: LoopSettings, group: int) -> list[Key]:

@@ -20,7 +20,7 @@ from meshwright.run.posttrain.loop.engine_thread import EngineThread
 from meshwright.run.posttrain.loop.engines import EngineHere, Engines, Replayed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.idle_settings import idle_settings
-from meshwright.run.posttrain.loop.keeping import Keeping, found_path
+from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.ranks.following import follow
 from meshwright.run.posttrain.loop.ranks.leading import leading
 from meshwright.run.posttrain.loop.ranks.meeting import is_shared, met, place, told_to_all
@@ -33,6 +33,7 @@ from meshwright.run.posttrain.questions.scoring import RewardScorer
 from meshwright.run.posttrain.rollouts.log import Origin, origin_of
 from meshwright.run.posttrain.rollouts.replay import Replay
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool, told
+from meshwright.run.train.paths import whole_path
 from meshwright.spec.model import Model
 
 _DRAWN = ("seed", "samples", "max_tokens", "max_turns", "stop_tokens")
@@ -159,7 +160,7 @@ def _with_engine(
         sampling.sleep()  # it began with all its memory, of which the first weights need some
     sampling.ready(progress.trained)
     # As settings are kept: a run goes on from any folder, and from its own file.
-    model = found_path(settings.model) or trainer.decoder.model.name
+    model = whole_path(settings.model) or trainer.decoder.model.name
     progress = keeping.open_log(origin_of(sampling.generator, model), progress)
     watching = Watching(settings.most_unjudged, keeping.note)
     words = getattr(tasks.train, "words", None)

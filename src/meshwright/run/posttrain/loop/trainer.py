@@ -14,7 +14,7 @@ from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapte
 from meshwright.run.posttrain.adapters.adapter import require_targets
 from meshwright.run.posttrain.loop.answers import Rows
 from meshwright.run.posttrain.loop.critic import Critic
-from meshwright.run.posttrain.loop.keeping import ADAPTER, Keeping, found_path
+from meshwright.run.posttrain.loop.keeping import ADAPTER, Keeping
 from meshwright.run.posttrain.loop.offload import Offload
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
 from meshwright.run.posttrain.loop.prepare import Asked, logprobs
@@ -27,6 +27,7 @@ from meshwright.run.posttrain.loop.warm_up import warm_up
 from meshwright.run.posttrain.rollouts.generate import Group
 from meshwright.run.serve.engine.build import device_of
 from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
+from meshwright.run.train.paths import whole_path
 from meshwright.run.train.placed_state import State, whole_state
 from meshwright.run.train.step import make_decoder
 from meshwright.spec.bounds import require
@@ -168,7 +169,7 @@ class LoopTrainer:
         """Write the adapter of a model into the run's folder, as PEFT has it."""
         folder, base = self.keeping.folder, self.settings.model
         if self.adapter is not None and folder is not None and base:
-            save_adapter(self.adapter, folder / ADAPTER, base=found_path(base))
+            save_adapter(self.adapter, folder / ADAPTER, base=whole_path(base))
 
     def _new_optimizer(self) -> Optimizer:
         return make_optimizer(

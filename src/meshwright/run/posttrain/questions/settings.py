@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from meshwright.errors import Problem
+from meshwright.run.train.paths import whole_path
 from meshwright.spec.bounds import Bounds
 
 _NAMED = re.compile(r"[a-z][a-z0-9_]*")
@@ -99,6 +100,11 @@ class ModelReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bounds.named(model=self.model)
         bounds.positive(clip=self.clip)
         bounds.require()
+
+    def found(self) -> "ModelReward":
+        """Return the same with paths that are found from any folder."""
+        model, adapter = whole_path(self.model), whole_path(self.adapter)
+        return msgspec.structs.replace(self, model=model, adapter=adapter)
 
 
 RewardSettings = ExactReward | NumberReward | FormatReward | ModelReward

@@ -1,7 +1,6 @@
 """`TaskSettings`: what a run of reinforcement learning asks, and what it rewards."""
 
 import math
-import os
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +13,7 @@ from meshwright.run.posttrain.questions.settings import (
     NumberReward,
     RewardSettings,
 )
+from meshwright.run.train.paths import whole_path
 from meshwright.spec.bounds import Bounds, real
 from meshwright.spec.names import suggestion
 
@@ -142,15 +142,7 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def found(self) -> "TaskSettings":
         """Return the same with paths that are found from any folder."""
-        rewards = tuple(
-            msgspec.structs.replace(each, model=_whole(each.model), adapter=_whole(each.adapter))
-            if isinstance(each, ModelReward)
-            else each
-            for each in self.rewards
-        )
-        train, held_out = _whole(self.train), _whole(self.held_out)
+        train, held_out = whole_path(self.train), whole_path(self.held_out)
+        rewards = tuple(each.found() if isinstance(each, ModelReward) else each
+                        for each in self.rewards)  # fmt: skip
         return msgspec.structs.replace(self, rewards=rewards, train=train, held_out=held_out)
-
-
-def _whole(path: str) -> str:
-    return path and os.path.abspath(path)  # noqa: PTH100 - links stay as they are

@@ -21,6 +21,7 @@ from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.run.posttrain.rollouts.drawing import Drawing
 from meshwright.run.posttrain.rollouts.generate import Generator
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
+from meshwright.run.train.paths import whole_path
 
 FORMAT = "meshwright rollouts 1"
 
@@ -278,6 +279,6 @@ def _differing(found: Origin, wanted: Origin) -> list[str]:
         "drawing": found.drawing.draws_as(wanted.drawing),
         "fingerprints": found.fingerprints == wanted.fingerprints,
         # A path may be written in several ways; a name is its own.
-        "model": os.path.abspath(found.model) == os.path.abspath(wanted.model),  # noqa: PTH100
+        "model": whole_path(found.model) == whole_path(wanted.model),
     }
     return [name for name, alike in same.items() if not alike]

@@ -1,6 +1,5 @@
 """`RecipeJob`: a training job whose data are chats, and whose loss a recipe names."""
 
-import os
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ from meshwright.run.posttrain.adapters.settings import AdapterSettings
 from meshwright.run.posttrain.supervised.layouts import layout_problems
 from meshwright.run.posttrain.supervised.settings import ChatSettings, Recipe, name_of
 from meshwright.run.train.job import Job
+from meshwright.run.train.paths import whole_path
 from meshwright.spec.bounds import Bounds
 
 
@@ -71,7 +71,7 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def kept(self) -> dict[str, Any]:
         """Return what more may not change while a run goes on."""
-        words = self.words and os.path.abspath(self.words)  # noqa: PTH100 - links stay
+        words = self.words and whole_path(self.words)
         return {
             "recipe": msgspec.to_builtins(self.recipe),
             "adapter": None if self.adapter is None else msgspec.to_builtins(self.adapter),

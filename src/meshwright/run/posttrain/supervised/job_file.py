@@ -3,7 +3,6 @@
 Where a value is not given, the recipe has one of its own; `mw train --dry-run` says which.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from meshwright.run.train.job_file import (
     located,
     read_job,
 )
+from meshwright.run.train.paths import whole_path
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.names import suggestion, unknown_name
 from meshwright.spec.read import read
@@ -216,5 +216,5 @@ def _words_beside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
     chats = data.get("chats")
     if not isinstance(chats, Mapping) or not isinstance(chats.get("words"), str):
         return data
-    whole = os.path.abspath(folder / chats["words"])  # noqa: PTH100 - links stay as they are
+    whole = whole_path(str(folder / chats["words"]))
     return {**data, "chats": {**chats, "words": whole}}
