@@ -42,9 +42,13 @@ def test_a_simulation_of_the_plan_says_the_same(capsys: Captured) -> None:
 def test_an_adapter_is_planned_without_states_of_frozen_weights(capsys: Captured) -> None:
     words = [*SMALL[:-2], "--gpus", "8", "--tp", "1", "--placement", "colocated"]
     assert main(["plan", "rl", *words, "--adapter-rank", "16", "--json"]) == 0
-    small = json.loads(capsys.readouterr().out)["plans"][0]
+    found = json.loads(capsys.readouterr().out)
+    assert any("mw train has an adapter on one training device" in one for one in found["remarks"])
+    small = found["plans"][0]
     assert main(["plan", "rl", *words, "--json"]) == 0
-    whole = json.loads(capsys.readouterr().out)["plans"][0]
+    found = json.loads(capsys.readouterr().out)
+    assert not any("adapter" in one for one in found["remarks"])
+    whole = found["plans"][0]
     assert small["setup"]["rounds"]["adapter"]["rank"] == 16
     assert small["outcome"]["peak_bytes"]["training"] < whole["outcome"]["peak_bytes"]["training"]
     assert small["outcome"]["sync_s"] < whole["outcome"]["sync_s"] / 20

@@ -9,6 +9,7 @@ from meshwright.cli.calibrations import Used, add_calibration, used_for
 from meshwright.cli.loop_described import describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
+    adapter_remarks,
     add_rounds,
     gpus_words,
     outcome_data,
@@ -71,7 +72,11 @@ def run(args: argparse.Namespace) -> Answer:
     if watched:
         show("")
     best = found.plans[0]
-    remarks = [*rounds_remarks(question.rounds), *too_full(best.setup, best.outcome)]
+    remarks = [
+        *rounds_remarks(question.rounds),
+        *adapter_remarks(best.setup),
+        *too_full(best.setup, best.outcome),
+    ]
     data = {
         "plans": [_data(one) for one in found.plans[:top]],
         "refused": found.refused,

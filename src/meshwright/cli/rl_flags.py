@@ -108,6 +108,16 @@ def rounds_remarks(rounds: Rounds) -> list[str]:
     return [f"{cut:.0%} of the answers that --output says are longer than {where}, and cut there"]
 
 
+def adapter_remarks(setup: Setup) -> list[str]:
+    """Say where `mw train` cannot do what is simulated: it has an adapter on single devices."""
+    if setup.rounds.adapter is None:
+        return []
+    if setup.training.gpus == 1 and setup.engines.replica.layout.gpus == 1:
+        return []
+    return ["mw train has an adapter on one training device and engines of one device each: "
+            "this is for trainers that spread it"]  # fmt: skip
+
+
 def trainer_fixed(args: argparse.Namespace) -> dict[str, tuple[object, ...]]:
     """Return the fields of the trainer's layout that flags set."""
     found: dict[str, tuple[object, ...]] = {}

@@ -14,6 +14,7 @@ from meshwright.cli.loop_described import Loop, beside_run, describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
     TRAINER,
+    adapter_remarks,
     add_rounds,
     gpus_words,
     outcome_data,
@@ -102,7 +103,8 @@ def run(args: argparse.Namespace) -> Answer:
     used = used_for(args, setup.cluster.gpu)
     outcome = predict_rl(setup)
     remarks = [f"times are {used.rough}"] if used.rough else []
-    remarks += [*rounds_remarks(setup.rounds), *too_full(setup, outcome)]
+    remarks += [*rounds_remarks(setup.rounds), *adapter_remarks(setup)]
+    remarks += too_full(setup, outcome)
     remarks += () if loop is None else loop.remarks
     data: dict[str, Any] = {
         "setup": setup_data(setup),

@@ -93,7 +93,7 @@ TENSORRT_LLM_EARLY = Engine(
 )  # fmt: skip
 """Compiled engines up to 0.14, which the same model, GPU and lengths took 5 to 20 % longer with.
 
-`word_copies` alone was fitted to their own rows, by those of 8 GPUs and the largest batches.
+`word_copies` alone is from their own rows, by the median of errors; either half of them says 10.
 """
 TENSORRT_LLM = Engine(
     name="TensorRT-LLM", room="of_free", memory_share=0.95, batch_requests=4096,
