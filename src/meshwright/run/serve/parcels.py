@@ -1,4 +1,4 @@
-"""`Parcels`: keys and values on their way from one engine to another, behind one interface.
+"""`Parcel`: keys and values on their way from one engine to another, behind one interface.
 
     parcel = post.send(rows)        in the engine that computed a prompt
     rows = collect(parcel)          in the engine that goes on
