@@ -59,7 +59,6 @@ def test_the_end_of_a_beginning_is_used_again_first() -> None:
     pool.release(blocks)
     drawn(pool, 1)
     assert pool.find("abc") == blocks[:2]
-    assert pool.evictions == 1
 
 
 def test_a_block_that_two_hold_is_let_go_by_both() -> None:

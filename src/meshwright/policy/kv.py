@@ -37,9 +37,7 @@ class Run:
 class BlockPool:
     """Blocks numbered from 0."""
 
-    __slots__ = (
-        "_idle", "_left", "_named", "_never", "_runs", "evictions", "promised", "size", "spare",
-    )  # fmt: skip
+    __slots__ = ("_idle", "_left", "_named", "_never", "_runs", "promised", "size", "spare")
 
     def __init__(self, size: int) -> None:
         self.size = self.spare = size
@@ -56,7 +54,6 @@ class BlockPool:
         self._idle: OrderedDict[Run, None] = OrderedDict()
         self.promised = 0
         """Blocks that were promised and not drawn yet."""
-        self.evictions = 0
         """Named blocks that were used for something else."""
 
     @property
@@ -208,7 +205,6 @@ class BlockPool:
         self._left += run.blocks[::-1]
 
     def _evict(self, count: int) -> None:
-        self.evictions += count
         while count:
             run = next(iter(self._idle))
             if len(run.blocks) > count:

@@ -53,16 +53,6 @@ def test_kto_written_out(gain: float, wanted: bool, baseline: float) -> None:
     assert found.item() == pytest.approx(weight * (1 - sigmoid(sign * 0.2 * (gain - baseline))))
 
 
-def test_kto_baseline_is_that_of_all_parts_and_never_negative() -> None:
-    parts = [
-        preference.gain_sum(torch.tensor([3.0, 1.0])),
-        preference.gain_sum(torch.tensor([-1.0])),
-    ]
-    assert (parts[0] + parts[1]).baseline() == 1.0
-    assert parts[1].baseline() == 0.0
-    assert preference.GainSum(0.0, 0).baseline() == 0.0
-
-
 def test_large_margins_stay_finite() -> None:
     found = preference.dpo(torch.tensor([-1e6]), torch.tensor([1e6]), beta=1.0)
     assert found.item() == pytest.approx(2e6)

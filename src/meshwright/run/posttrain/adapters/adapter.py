@@ -81,11 +81,6 @@ class DecoderAdapter(nn.Module):
         """The adapted layers by the names they have in the decoder."""
         return self._beside[1]
 
-    @property
-    def is_merged(self) -> bool:
-        """Whether the decoder's weights hold the adapter just now."""
-        return self._merged
-
     def merge(self, *, keep: bool = True) -> None:
         """Put the adapter into the decoder's weights, which then do without it.
 

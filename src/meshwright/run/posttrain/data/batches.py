@@ -188,11 +188,6 @@ class ChatBatches(Batches):
         found: Ints = np.searchsorted(self.prepared.starts, pieces.start, side="right") - 1
         return found
 
-    @property
-    def steps_per_epoch(self) -> float:
-        """Steps until every sequence was trained once."""
-        return self.sequences / self.shape.global_batch
-
 
 class _Examples:
     """A cutting of units, taken apart into their examples."""

@@ -5,8 +5,6 @@ the number of pairs or answers of the whole step. `gain` is log π - log ref of 
 over its tokens (`Tokens.sums`), or their mean.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -35,26 +33,6 @@ def ipo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> Tensor:
     """
     _above_nought("beta", beta)
     return (chosen_P - rejected_P - 1 / (2 * beta)).square()
-
-
-@dataclass(frozen=True, slots=True)
-class GainSum:
-    """Gains of answers under prompts they do not belong to: add those of a whole step."""
-
-    total: float
-    count: int
-
-    def __add__(self, other: "GainSum") -> "GainSum":
-        return GainSum(self.total + other.total, self.count + other.count)
-
-    def baseline(self) -> float:
-        """Return KTO's z₀, an estimate of KL(π ‖ ref), never below 0 (arXiv 2402.01306 §4.1)."""
-        return max(0.0, self.total / self.count) if self.count else 0.0
-
-
-def gain_sum(mismatched_S: Tensor) -> GainSum:
-    """Return the sum of what lies here."""
-    return GainSum(float(mismatched_S.detach().double().sum()), mismatched_S.numel())
 
 
 def kto(

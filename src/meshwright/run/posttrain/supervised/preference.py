@@ -181,6 +181,7 @@ class VerdictLearner(AgainstReference):
             sums[0] += (each - self.reference[run]).sum()
         if together is not None:
             sums = together(sums)
+        # z₀, an estimate of KL(π ‖ ref), is never below 0 (arXiv 2402.01306 §4.1).
         self.baseline = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
 
     def count(self, batch: Batch) -> int:
