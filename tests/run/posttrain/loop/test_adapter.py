@@ -1,6 +1,7 @@
 """A loop that trains an adapter: the weights beside it stay, and both sides answer with it."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="runs a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from meshwright.cli import main
 from meshwright.errors import InputError
@@ -18,6 +20,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.posttrain.adapters import load_adapter
 from meshwright.run.posttrain.loop import Outcome, run
+from meshwright.run.posttrain.loop import keeping as keeping_module
 from meshwright.run.posttrain.loop.answers import Rows
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.prepare import logprobs
@@ -167,6 +170,68 @@ def test_a_checkpoint_has_the_adapter_and_not_the_folders_weights(tmp_path: Path
     (newest,) = (tmp_path / "run" / "checkpoints").glob("*1")
     names = {name.partition(".")[0] for name in read_record(newest).tensors}
     assert names == {"adapter", "optimizer"}
+
+
+@pytest.fixture
+def replaceable(tmp_path: Path) -> Path:
+    """A model whose weights may be written over."""
+    return Path(shutil.copytree(model_folder(), tmp_path / "model"))
+
+
+def retrain_one_tensor(model: Path) -> None:
+    """Change the numbers of one tensor; its file stays as long, with the same header."""
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("layers.1.self_attn.q_proj.weight"))
+    tensors[name] = tensors[name] * 1.01
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_a_run_does_not_go_on_beside_other_weights_and_writes_nothing(
+    tmp_path: Path, replaceable: Path
+) -> None:
+    given: dict[str, Any] = {"model": str(replaceable)}
+    run(of_model(tmp_path / "run", steps=1, **given))
+    before = files_of(tmp_path / "run")
+    retrain_one_tensor(replaceable)
+    with pytest.raises(InputError, match=r"model: .* holds other weights .*: put its weights back"):
+        run(of_model(tmp_path / "run", steps=2, **given))
+    assert files_of(tmp_path / "run") == before
+
+
+def test_a_run_goes_on_beside_the_same_weights_in_other_files(
+    tmp_path: Path, replaceable: Path
+) -> None:
+    given: dict[str, Any] = {"model": str(replaceable)}
+    run(of_model(tmp_path / "run", steps=1, **given))
+    file = replaceable / "model.safetensors"
+    tensors = load_file(file)
+    homes = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for home in set(homes.values()):
+        its = {name: one for name, one in tensors.items() if homes[name] == home}
+        save_file(its, replaceable / home, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": homes}
+    (replaceable / "model.safetensors.index.json").write_text(json.dumps(index))
+    file.unlink()
+    outcome = run(of_model(tmp_path / "run", steps=2, **given))
+    assert [row["step"] for row in outcome.rows] == [2]
+
+
+def test_a_run_goes_on_that_was_begun_before_its_weights_were_told_apart(
+    tmp_path: Path, replaceable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"model": str(replaceable)}
+    with monkeypatch.context() as older:
+        older.setattr(keeping_module, "base_fingerprint", lambda _: "")
+        run(of_model(tmp_path / "run", steps=1, **given))
+    assert len(run(of_model(tmp_path / "run", steps=2, **given)).rows) == 1
+    retrain_one_tensor(replaceable)
+    with pytest.raises(InputError, match="holds other weights"):  # known from then on
+        run(of_model(tmp_path / "run", steps=3, **given))
 
 
 def test_kl_is_taken_to_the_weights_beside_the_adapter_without_a_copy_of_them() -> None:

@@ -27,6 +27,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.posttrain.loop.base_weights import base_fingerprint
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog, origin_in
@@ -60,6 +61,8 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     progress: Progress
     settings: dict[str, Any]
+    base: str = ""
+    """Fingerprint of the weights beside an adapter; empty in runs from before it was kept."""
 
 
 class Keeping:
@@ -83,12 +86,14 @@ class Keeping:
         """Steps that were trained on before this sitting, as far as their figures tell."""
         self._saved_at: int | None = None
         self._trained = 0
+        self._base = ""
         if self.folder is None:
             return
         try:
             self._open.enter_context(claimed(self.folder))
             self._checkpoints = checkpoints_of(settings)
             self._open.callback(self.part)
+            self._base = base_fingerprint(settings)
             # Before anything there is written over.
             self._require_same(self.folder)
             _require_asked(self.folder, asks)
@@ -197,7 +202,7 @@ class Keeping:
         """Write a checkpoint; the run goes on from it until the next is there."""
         if self._checkpoints is None or not self.lacks(progress.trained):
             return
-        saved = _Saved(progress=progress, settings=_kept(self._settings))
+        saved = _Saved(progress=progress, settings=_kept(self._settings), base=self._base)
         self._checkpoints.save(progress.trained, tensors, msgspec.to_builtins(saved))
         self._saved_at = progress.trained
         self.spans.flush()
@@ -268,7 +273,8 @@ class Keeping:
         extra = decode_extra(read_record(newest.path))
         if (problem := other_kind("grpo", extra, folder, "")) is not None:
             raise InputError([problem])
-        now, before = _kept(self._settings), _completed(msgspec.convert(extra, _Saved).settings)
+        saved = msgspec.convert(extra, _Saved)
+        now, before = _kept(self._settings), _completed(saved.settings)
         changed = [name for name in now | before if now.get(name) != before.get(name)]
         if "steps" in changed and now["steps"] > before["steps"]:
             # A run may be made longer; its learning rates follow the new length from here on.
@@ -277,6 +283,11 @@ class Keeping:
             what = f"{', '.join(sorted(changed))} differ from the run in {folder}"
             fix = "change them back, or give this run a folder of its own"
             raise InputError([Problem("settings", what, fix)])
+        if saved.base and saved.base != self._base:
+            model = self._settings.model
+            what = f"{model} holds other weights than the adapter in {folder} was trained beside"
+            fix = "put its weights back, or give this run a folder of its own"
+            raise InputError([Problem("model", what, fix)])
 
     def _write_config(self, folder: Path) -> None:
         from meshwright.spec.files import dump  # what writes TOML may be missing on a GPU machine
