@@ -46,6 +46,14 @@ class Serves(Protocol):
 
 
 @runtime_checkable
+class LetsGo(Protocol):
+    """An engine that can be made to give up what it holds while it makes no progress."""
+
+    def let_go(self, why: str) -> None:
+        """End all answers and vectors under way with `EngineBroken`, and cancel them there."""
+
+
+@runtime_checkable
 class Sleeps(Protocol):
     """An engine that can give up its memory for a while, as reinforcement learning asks."""
 

@@ -1,9 +1,9 @@
 """Several engines as one: `Routed` picks one for each ask, `HandedOver` one for each half of it.
 
 Which engine gets an ask is decided by `policy/routing`, the same that the simulator drives. One
-that is ill gets none until it is well, and what it had not begun goes to another one; where a
-prompt's keys and values are lost on their way, the engine that was to go on computes it anew. All
-of them sleep, wake and take new weights together.
+that is ill gets none until it is well, and what it had not begun goes to another one, also where it
+lives and is stuck (`Lookout`). Where a prompt's keys and values are lost on their way, the engine
+that was to go on computes it anew. All of them sleep, wake and take new weights together.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from meshwright.policy.routing import Router, Routing
 from meshwright.run.serve.asked import Ask, Gauges, Piece, counted
 from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import MEMORY, EngineBroken, Memory, Serves
+from meshwright.run.serve.lookout import Lookout
 from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.together import Together
 
@@ -76,13 +77,14 @@ class Routed(_Changed):
         )
         self.max_length = min(engine.max_length for engine in self.engines)
         self.embed_length = min(engine.embed_length for engine in self.engines)
+        self._lookout = Lookout(self.engines, self.router.open)
         self._together = Together(self.engines, lambda: any(self.router.open), weights)
 
     def answer(self, ask: Ask) -> "Passed":
         """Answer; closing what is returned cancels what is left.
 
-        Where the engine dies before the first piece, another one answers: once, for an ask may be
-        what it died of.
+        Where the engine dies or is stuck before the first piece, another one answers: once, for an
+        ask may be what it died of.
         """
         number = self._send(ask)
         return Passed(*self._sent(ask, number), again=lambda: self._again(ask, number))
@@ -131,6 +133,7 @@ class Routed(_Changed):
 
     async def close(self) -> None:
         """Let go of all of them at once: each that is stuck takes seconds to end."""
+        self._lookout.end()
         await asyncio.gather(*(engine.close() for engine in self.engines))
 
     def _send(self, ask: Ask) -> int:
@@ -138,7 +141,9 @@ class Routed(_Changed):
         if len(away) == len(self.engines) or self._together.ill():
             raise EngineBroken(self.ill())
         keys = block_keys(ask.prompt, self._block, salt=salt_of(0, ask.adapter))
-        return self.router.send(len(ask.prompt), keys, away=away)
+        number = self.router.send(len(ask.prompt), keys, away=away)
+        self._lookout.begin()
+        return number
 
 
 class HandedOver(_Changed):

@@ -30,6 +30,8 @@ class Caller:
     def __init__(self) -> None:
         self._open: dict[int, Inbox] = {}
         self._calls: dict[int, asyncio.Future[Done]] = {}
+        self._embeds: set[int] = set()
+        """Calls for vectors, of all that are under way."""
         self._number = 0
         self._level = 0
         """How deep it sleeps, where it does."""
@@ -57,8 +59,23 @@ class Caller:
     ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
         number = self._next_number()
-        done = await self._call(Call(number, "embed", prompts=list(prompts), adapter=adapter))
+        self._embeds.add(number)
+        try:
+            done = await self._call(Call(number, "embed", prompts=list(prompts), adapter=adapter))
+        finally:
+            self._embeds.discard(number)
         return done.vectors
+
+    def let_go(self, why: str) -> None:
+        """End answers and vectors under way with an error, and cancel them where they are."""
+        # Changes stay: they have a deadline of their own, and cannot be given up in their midst.
+        under_way, self._open = self._open, {}
+        for number, inbox in under_way.items():
+            self._send(Cancel(number))
+            inbox.refuse(EngineBroken(why))
+        for number in [number for number in self._embeds if number in self._calls]:
+            self._send(Cancel(number))
+            self._settle(number, lambda call: call.set_exception(EngineBroken(why)))
 
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
