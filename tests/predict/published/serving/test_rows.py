@@ -8,6 +8,7 @@ from meshwright.predict.published.models import Unusable
 from meshwright.predict.published.serving.cases import Case, case_of
 from meshwright.predict.published.serving.models import gpu_of, model_of, plain_model
 from meshwright.predict.published.serving.price import price
+from meshwright.predict.published.serving.recipes import recipes_of
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import count_parameters
 
@@ -172,3 +173,43 @@ def test_no_step_goes_past_what_an_engine_was_built_for() -> None:
     case = only(EARLY, model="GPTJ 6B", gpus=1, tp=1)
     unbound = case._replace(asked=case.asked._replace(built=None))
     assert price(case).batch <= 128 < price(unbound).batch
+
+
+APART: dict[str, Any] = {
+    **SAMPLE, "engine": "TensorRT-LLM", "engine_version": "0.8.1.post1", "precision_weights": "fp4",
+    "concurrency_or_batch_or_rate": "concurrency 1214",
+    "notes": "mode disagg; prefill Nonex(tp4 pp1 adp1 mtp1 ep4 bsNone), "
+    "decode Nonex(tp8 pp1 adp1 mtp2 ep4 bsNone)",
+}  # fmt: skip
+
+
+def test_workers_that_a_row_does_not_tell_are_those_of_its_recipe() -> None:
+    case = only(APART)
+    assert case.replicas[0].layout == Layout(dp=8, ep=8, expert_tp=1)
+    assert case.prefill is not None
+    assert case.prefill.layout == Layout(dp=4, ep=4, expert_tp=1)
+    assert (case.copies, case.prefill_copies, case.drafts, case.assumed) == ((2,), 1, 2, ())
+
+
+def test_a_row_that_tells_its_workers_is_believed() -> None:
+    case = only(APART, notes=APART["notes"].replace("None", "3"))
+    assert (case.copies, case.prefill_copies, case.drafts) == ((3,), 3, 0)
+
+
+def test_workers_are_assumed_where_no_recipe_has_so_many_requests() -> None:
+    case = only(APART, concurrency_or_batch_or_rate="concurrency 1213")
+    assert case.assumed == ("one decode worker of attention data parallel",)
+
+
+def test_recipes_that_differ_in_their_drafts_alone_leave_the_drafts_open() -> None:
+    row = {**APART, "concurrency_or_batch_or_rate": "concurrency 10"}
+    assert {recipe.drafts for recipe in recipes_of(row)} == {0, 3}
+    assert only(row).assumed == ("no drafts",)
+
+
+def test_drafts_bring_tokens_sooner_but_not_as_many_times_as_are_checked() -> None:
+    with_drafts = only(APART)
+    slow, fast = (price(case).tpot_s for case in (with_drafts._replace(drafts=0), with_drafts))
+    assert slow is not None
+    assert fast is not None
+    assert slow / 3 < fast < slow

@@ -40,6 +40,8 @@ class Case(NamedTuple):
     asked: Asked
     prefill: Replica | None = None
     prefill_copies: int = 0
+    drafts: int = 0
+    """Tokens that decoding replicas guess in each step."""
     measured: Measured = Measured(None, None, None, False)
     assumed: tuple[str, ...] = ()
 
@@ -73,7 +75,7 @@ def case_of(row: Mapping[str, Any]) -> Case:
                     replica, layout=place.prefill, cluster=_cluster(gpu, _size(place.prefill))
                 )
             return Case(
-                (replica,), (place.copies,), asked, prefill, place.prefill_copies,
+                (replica,), (place.copies,), asked, prefill, place.prefill_copies, place.drafts,
                 _measured(row, asked), (*assumed, *place.assumed),
             )  # fmt: skip
         if not isinstance(gpus, int) or gpus < 1:

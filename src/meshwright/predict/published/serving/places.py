@@ -6,10 +6,11 @@ its own names for the runs (`tp8_ep8`) show half of that. Such rows are read as 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.recipes import Recipe, Workers, recipes_of
 from meshwright.spec.layout import Layout
 
 _WORKERS = re.compile(r"(\w+)x\(tp(\w+) pp(\w+) adp(\w+) mtp(\w+) ep(\w+) bs(\w+)\)")
@@ -27,6 +28,8 @@ class Place(NamedTuple):
     """Layout of replicas that compute prompts alone, where the run was disaggregated."""
     prefill_copies: int = 0
     """Those replicas; 0 takes as many as the decoding ones keep busy."""
+    drafts: int = 0
+    """Tokens that decoding replicas guess in each step."""
     assumed: tuple[str, ...] = ()
 
 
@@ -91,14 +94,41 @@ def _disaggregated(row: Mapping[str, Any], notes: str, sparse: bool) -> Place:
         first = second  # a table without the prefill workers' degrees has ones there
     if firsts is not None and seconds is not None:
         return Place(second, seconds, first, firsts)
+    if recipes := _alike(recipes_of(row), second.tp):
+        return _as_published(recipes, sparse)
     # Rows of the table that do say: up to some 200 requests at a time nearly all have four or five
     # decode workers that share every product; above, one that shares the experts alone.
     many = re.search(r"\d+", str(row.get("concurrency_or_batch_or_rate")))
     if (many and int(many[0]) > MANY) or second.tp > NODE:
         size = second.tp * second.dp
         second = _layout(1, second.pp, size, size if sparse else 1)
-        return Place(second, 1, first, 0, ("one decode worker of attention data parallel",))
-    return Place(second, USUAL_WORKERS, first, 1, (f"{USUAL_WORKERS} decode workers",))
+        assumed = "one decode worker of attention data parallel"
+        return Place(second, 1, first, 0, assumed=(assumed,))
+    return Place(second, USUAL_WORKERS, first, 1, assumed=(f"{USUAL_WORKERS} decode workers",))
+
+
+def _alike(recipes: Iterable[Recipe], tp: int) -> list[Recipe]:
+    """Return recipes that differ in their drafts at most; none where it is open which was run.
+
+    Of such that differ otherwise, those may be meant whose decode workers have a row's degree.
+    """
+    found = list(recipes)
+    for some in (found, [one for one in found if tp in (one.decode.tp, one.decode.dp)]):
+        if len({(one.prefill, one.decode) for one in some}) == 1:
+            return some
+    return []
+
+
+def _as_published(recipes: Sequence[Recipe], sparse: bool) -> Place:
+    def lay(workers: Workers) -> Layout:
+        return _layout(workers.tp, 1, workers.dp, workers.ep if sparse else 1)
+
+    prefill, decode = recipes[0].prefill, recipes[0].decode
+    drafts = min(recipe.drafts for recipe in recipes)
+    place = Place(lay(decode), decode.copies, lay(prefill), prefill.copies, drafts)
+    if len(recipes) == 1:
+        return place
+    return place._replace(assumed=(f"{drafts} drafts a step" if drafts else "no drafts",))
 
 
 def _layout(tp: int, pp: int, dp: int, ep: int) -> Layout:

@@ -10,7 +10,7 @@ ranks          the same trainer where several ranks hold the model together
 driving        carries out what `policy.rollout` decides, in every placement
 engines        who draws: an engine in this thread, or a file; `engine_thread` beside the trainer
 keeping        the folder that a killed run goes on from; `earlier` what is judged again then,
-               `base_weights` whether an adapter still stands beside the weights it began with
+               `frozen_weights` whether an adapter still stands beside the weights it began with
 running        all of it
 export         the policy as a Hugging Face folder
 presets        settings that were found to learn

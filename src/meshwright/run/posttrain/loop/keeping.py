@@ -27,7 +27,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.posttrain.loop.base_weights import base_fingerprint
+from meshwright.run.posttrain.loop.frozen_weights import base_fingerprint
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog, origin_in
