@@ -1,4 +1,4 @@
-# One word per chore; `make help` lists them. Everything happens inside .venv.
+# `make help` lists the targets. Everything runs inside .venv.
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -8,7 +8,7 @@ TYPED := src tests benchmarks scripts docs validation $(wildcard examples/*.py)
 export HYPOTHESIS_PROFILE ?= ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-training demo-posttrain test check lint types imports unit test-slow fuzz format bench docs sizes \
+.PHONY: help setup demo demo-training demo-posttrain test check lint types imports names unit test-slow fuzz format bench docs sizes \
 	coverage clean
 
 help: ## list the targets
@@ -28,9 +28,9 @@ demo-training: .venv/.train ## set up, then train a small language model from sc
 demo-posttrain: .venv/.train ## set up, then teach a small model to sort by rewards alone, beside a placebo
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo_posttrain.py
 
-test: check unit docs ## set up, then lint, types, import rules, tests, docs
+test: check unit docs ## set up, then lint, types, import and naming rules, tests, docs
 
-check: lint types imports ## lint, types and import rules only
+check: lint types imports names ## lint, types, import rules and naming rules only
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -42,6 +42,9 @@ types: .venv/.dev
 imports: .venv/.dev
 	$(BIN)/lint-imports --no-logo
 
+names: .venv/.dev
+	$(BIN)/python -m scripts.check_names
+
 unit: .venv/.dev
 	$(BIN)/pytest -q -n $(WORKERS) -m "not slow"
 
@@ -51,7 +54,7 @@ test-slow: .venv/.dev ## the tests marked slow
 fuzz: .venv/.dev ## the property tests with many more, random examples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -q -n $(WORKERS) -m "not slow"
 
-format: .venv/.dev ## mend what ruff can mend
+format: .venv/.dev ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -62,7 +65,7 @@ bench: .venv/.dev ## run benchmarks/, keep dated results, renew docs/numbers.md 
 docs: .venv/.dev ## build the site into docs/_build/html, warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -j $(WORKERS) -b html docs docs/_build/html
 
-sizes: .venv/.dev ## lines per room, long modules, and what this change adds (BASE=commit)
+sizes: .venv/.dev ## lines per package, long modules, and what this change adds (BASE=commit)
 	@$(BIN)/python -m scripts.sizes $(if $(BASE),--base $(BASE))
 
 coverage: .venv/.dev ## tests, then which lines no test reached, as HTML in htmlcov/

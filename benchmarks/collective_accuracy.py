@@ -3,29 +3,29 @@
 from pathlib import Path
 from typing import Any
 
-from meshwright.predict.published.collectives import (
-    By,
-    compare,
-    read_log,
-    read_rows,
-    score,
-    summary,
+from meshwright.predict.validation.collectives import (
+    PredictionMethod,
+    compare_tuning_log,
+    read_sweep_rows,
+    read_tuning_log,
+    score_collectives,
+    summarize_collectives,
 )
 
 NAME = "collective_accuracy"
 QUESTION = "How close do predictions come to published benchmarks of collectives?"
 
 DATA = Path(__file__).parents[1] / "validation" / "collectives"
-WAYS: tuple[By, ...] = ("formula", "simulation")
+WAYS: tuple[PredictionMethod, ...] = ("formula", "simulation")
 
 
 def measure(quick: bool) -> dict[str, object]:
     """Score the published rows both ways, every tenth of them where it is to be quick."""
-    rows = read_rows(DATA / "runs.json")[:: 10 if quick else 1]
+    rows = read_sweep_rows(DATA / "runs.json")[:: 10 if quick else 1]
     figures: list[dict[str, Any]] = []
     notes = ""
     for by in WAYS:
-        found = summary(score(rows, by)).overall
+        found = summarize_collectives(score_collectives(rows, by)).overall
         if found.large_median is None or found.small_median is None:
             raise AssertionError("no row was measured")
         figures += [
@@ -35,7 +35,7 @@ def measure(quick: bool) -> dict[str, object]:
         notes = f"{len(rows)} rows, {found.rows} of them measured as a collective of NCCL or raw "
         notes += "RDMA; the constants were fitted to these rows, and what systems and sources that "
         notes += "a fit never saw make of them stands in the guide on communication costs."
-    log = compare(read_log(DATA / "nccl_tuning_h100_2_27_5.json"))
+    log = compare_tuning_log(read_tuning_log(DATA / "nccl_tuning_h100_2_27_5.json"))
     exact = sum(entry.exact for entry in log) / len(log)
     figures.append(_share("entries of NCCL's tuning log repeated", exact, ">= 95"))
     return {"figures": figures, "peers": [], "notes": notes}

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from meshwright.policy.collective import build
-from meshwright.run.parallel.collective import Executor, Team
-from meshwright.run.parallel.collective.launch import launch
+from meshwright.policy.collective import build_algorithm
+from meshwright.run.parallel.collective import CollectiveExecutor, RankCommunicator
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 
 NAME = "collective_execution"
 QUESTION = "How fast is an all-reduce of ours on real processes, beside gloo and Open MPI?"
@@ -51,10 +51,10 @@ def on_rank(sizes: tuple[int, ...], iterations: int) -> Times:
     """Time every contender in turn, again and again, on one rank."""
     ranks = dist.get_world_size()
     run: dict[str, Callable[[torch.Tensor], object]] = {GLOO: dist.all_reduce}
-    for transport, names in (("shared", SHARED), ("torch", POSTED)):
-        team = Team(transport=transport, patience_s=60.0)  # type: ignore[arg-type]
+    for transport, names in (("shm", SHARED), ("torch", POSTED)):
+        team = RankCommunicator(transport=transport, timeout_s=60.0)  # type: ignore[arg-type]
         for name in names:
-            ours = Executor(build(name, "all_reduce", ranks), team)
+            ours = CollectiveExecutor(build_algorithm(name, "all_reduce", ranks), team)
             run[f"{name} over {transport}"] = ours.run_in_place
     times: Times = {}
     for size in sizes:
@@ -108,7 +108,7 @@ class OpenMpi:
 
 
 def _ours(ranks: int, sizes: tuple[int, ...]) -> Times:
-    times: Times = launch(ranks, on_rank, sizes, 7, timeout_s=300)[0]
+    times: Times = spawn_ranks(ranks, on_rank, sizes, 7, timeout_s=300)[0]
     return times
 
 
@@ -140,7 +140,7 @@ def figures_of(
             title = f"{ranks} ranks, {shown}, {name}"
             row: dict[str, object] = {"name": title, "value": 1e3 * seconds, "unit": "ms"}
             (figures if ours else peers).append(row)
-        for transport, limit in (("shared", "< 1"), ("torch", "<= 1.3")):
+        for transport, limit in (("shm", "< 1"), ("torch", "<= 1.3")):
             best = min(s for name, s in here.items() if name.endswith(f"over {transport}"))
             target = {"target": limit} if size >= 16 * MIB else {}
             title = f"{ranks} ranks, {shown}, best over {transport} / gloo"

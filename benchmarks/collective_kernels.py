@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
-from meshwright.policy.collective import Collective, Op, build
+from meshwright.errors import MissingDependency
+from meshwright.policy.collective import Collective, CollectiveOp, build_algorithm
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,12 @@ class Case(NamedTuple):
     """An algorithm of the library."""
 
     name: str
-    op: Op
+    op: CollectiveOp
     pieces: int | None = None
 
     def built(self) -> Collective:
         """Return it for the ranks of this benchmark."""
-        return build(self.name, self.op, RANKS, pieces=self.pieces)
+        return build_algorithm(self.name, self.op, RANKS, pieces=self.pieces)
 
 
 KERNELS = {"copy": Case("ring", "all_gather"), "reduction": Case("ring", "reduce_scatter")}
@@ -72,7 +72,9 @@ def measure(quick: bool) -> dict[str, object]:
     if torch.cuda.is_available():
         return _measure_gpu((1, 16) if quick else SIZES_MIB)
     if not quick:
-        raise MissingPart("this benchmark needs a CUDA GPU", "run it with --quick to see it work")
+        raise MissingDependency(
+            "this benchmark needs a CUDA GPU", "run it with --quick to see it work"
+        )
     return _measure_interpreted()
 
 
@@ -141,7 +143,7 @@ def _unrecorded_figures(case: Case, size_mib: int) -> list[dict[str, object]]:
 
     ranks = _virtual_ranks(case, size_mib, torch.float32)
     name = f"{case.name} {case.op}, {size_mib} MiB, not recorded"
-    runs = {"a launch per step": ranks.run_step_by_step, "one launch": ranks.run_at_once}
+    runs = {"a launch per step": ranks.run_per_step, "one launch": ranks.run_persistent}
     return [
         figure(f"{name}, {how}", _median_s(run, lambda: _fill(ranks.buffer)) * 1e6, "µs")
         for how, run in runs.items()
@@ -153,11 +155,11 @@ def _times(case: Case, size_mib: int, dtype: "torch.dtype") -> Times:
 
     ranks = _virtual_ranks(case, size_mib, dtype)
     buffer = ranks.buffer
-    runs = (ranks.run_step_by_step, ranks.run_at_once, ranks.run_plainly)
+    runs = (ranks.run_per_step, ranks.run_persistent, ranks.run_reference)
     seconds = []
     for run in runs:
         _fill(buffer)
-        replay = ranks.captured(run)
+        replay = ranks.capture_graph(run)
         seconds.append(_median_s(replay, lambda: _fill(buffer)))
         del replay
         torch.cuda.empty_cache()
@@ -168,11 +170,14 @@ def _virtual_ranks(case: Case, size_mib: int, dtype: "torch.dtype") -> "VirtualR
     import torch
 
     from meshwright.run.kernels.collective import VirtualRanks
-    from meshwright.run.kernels.collective.layout import layout
+    from meshwright.run.kernels.collective.buffer_layout import make_buffer_layout
 
     collective = case.built()
     elements = size_mib * MIB // dtype.itemsize
-    shape = collective.places, collective.slots * layout(collective, elements).room
+    shape = (
+        collective.num_endpoints,
+        collective.slots * make_buffer_layout(collective, elements).slot_elements,
+    )
     buffer = torch.empty(shape, dtype=dtype, device="cuda")
     _fill(buffer)
     return VirtualRanks(collective, buffer, elements=elements)
@@ -239,12 +244,12 @@ def _agree(collective: Collective, inputs: list["torch.Tensor"], tile: int | Non
     from meshwright.run.kernels.collective import VirtualRanks
 
     def outputs(run: Callable[["VirtualRanks"], None]) -> "torch.Tensor":
-        ranks = VirtualRanks.holding(collective, inputs, tile=tile)
+        ranks = VirtualRanks.from_inputs(collective, inputs, tile=tile)
         run(ranks)
         return torch.stack(ranks.outputs())
 
-    wanted = outputs(VirtualRanks.run_plainly)
-    for run in (VirtualRanks.run_step_by_step, VirtualRanks.run_at_once):
+    wanted = outputs(VirtualRanks.run_reference)
+    for run in (VirtualRanks.run_per_step, VirtualRanks.run_persistent):
         if not torch.equal(outputs(run), wanted):
             kind = inputs[0].dtype
             raise AssertionError(f"{collective.name} differs from torch with {kind}")

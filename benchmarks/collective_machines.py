@@ -10,13 +10,19 @@ from itertools import permutations
 from typing import NamedTuple
 
 from meshwright.errors import InputError
-from meshwright.policy.collective import ALGORITHMS, build
-from meshwright.policy.collective.collective import Collective, Op
-from meshwright.policy.collective.synthesis import steady_rate
+from meshwright.policy.collective import ALGORITHMS, build_algorithm
+from meshwright.policy.collective.collective import Collective, CollectiveOp
+from meshwright.policy.collective.synthesis import compute_steady_loads
 from meshwright.spec import catalog
-from meshwright.spec.cluster.damage import without
-from meshwright.spec.cluster.links import Link, LinkGraph, LinkKind, Vertex, both_ways
-from meshwright.spec.cluster.ways import Ways
+from meshwright.spec.cluster.failed_components import remove_components
+from meshwright.spec.cluster.link_graph import (
+    GraphLink,
+    GraphVertex,
+    LinkGraph,
+    LinkKind,
+    make_duplex_links,
+)
+from meshwright.spec.cluster.routing_table import RoutingTable
 
 IN_SWITCHES = {"nvls", "nvls_tree", "sharp"}
 
@@ -33,7 +39,7 @@ class Machine(NamedTuple):
     @property
     def members(self) -> tuple[str, ...]:
         """The GPU of every rank."""
-        return self.gpus or tuple(vertex.name for vertex in self.graph.of_kind("gpu"))
+        return self.gpus or tuple(vertex.name for vertex in self.graph.vertices_of_kind("gpu"))
 
 
 # NVLinks of 25 GB/s between the GPUs of a DGX-1 with V100: `nvidia-smi topo -m` as NVIDIA's DGX-1
@@ -44,17 +50,17 @@ _DGX1 |= {(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 
 
 def dgx1() -> LinkGraph:
     """Return eight V100 in a hybrid cube mesh, in pairs on PCIe 3 switches below two CPUs."""
-    vertices = [Vertex(name=f"gpu{rank}", kind="gpu") for rank in range(8)]
-    vertices += [Vertex(name=f"pcie{index}", kind="pcie-switch") for index in range(4)]
-    vertices += [Vertex(name=f"cpu{index}", kind="cpu") for index in range(2)]
-    links: list[Link] = []
+    vertices = [GraphVertex(name=f"gpu{rank}", kind="gpu") for rank in range(8)]
+    vertices += [GraphVertex(name=f"pcie{index}", kind="pcie-switch") for index in range(4)]
+    vertices += [GraphVertex(name=f"cpu{index}", kind="cpu") for index in range(2)]
+    links: list[GraphLink] = []
     for (a, b), count in _DGX1.items():
-        links += both_ways(f"gpu{a}", f"gpu{b}", "nvlink", 25e9 * count, 0.6e-6)
+        links += make_duplex_links(f"gpu{a}", f"gpu{b}", "nvlink", 25e9 * count, 0.6e-6)
     for rank in range(8):
-        links += both_ways(f"gpu{rank}", f"pcie{rank // 2}", "pcie", 15.75e9, 0.5e-6)
+        links += make_duplex_links(f"gpu{rank}", f"pcie{rank // 2}", "pcie", 15.75e9, 0.5e-6)
     for index in range(4):
-        links += both_ways(f"pcie{index}", f"cpu{index // 2}", "pcie", 15.75e9, 0.5e-6)
-    links += both_ways("cpu0", "cpu1", "socket", 6e9)
+        links += make_duplex_links(f"pcie{index}", f"cpu{index // 2}", "pcie", 15.75e9, 0.5e-6)
+    links += make_duplex_links("cpu0", "cpu1", "socket", 6e9)
     return LinkGraph(vertices=tuple(vertices), links=tuple(links))
 
 
@@ -66,23 +72,33 @@ def only(graph: LinkGraph, kind: LinkKind) -> LinkGraph:
 
 def machines() -> list[Machine]:
     """Return the machines of the comparison."""
-    mi300x = only(catalog.cluster("azure-nd-mi300x-v5").link_graph(1), "xgmi")
-    pod = catalog.cluster("h100-superpod")
-    azure = catalog.cluster("azure-nd-h100-v5").link_graph(2)
+    mi300x = only(catalog.get_cluster("azure-nd-mi300x-v5").build_link_graph(1), "xgmi")
+    pod = catalog.get_cluster("h100-superpod")
+    azure = catalog.get_cluster("azure-nd-h100-v5").build_link_graph(2)
     half = [f"node1.nic{index}" for index in (1, 3, 5, 7)]
-    bridged = catalog.cluster("a100-pcie-box").link_graph(1)
+    bridged = catalog.get_cluster("a100-pcie-box").build_link_graph(1)
     six = tuple(f"gpu{rank}" for rank in range(6))
     return [
-        Machine("NVSwitch node, 8 H100", pod.link_graph(1), None, 8, True),
+        Machine("NVSwitch node, 8 H100", pod.build_link_graph(1), None, 8, True),
         Machine("xGMI mesh, 8 MI300X", mi300x, None, 8, True),
-        Machine("2 rail-optimised nodes", pod.link_graph(2), None, 8, True),
-        Machine("4 rail-optimised nodes", pod.link_graph(4), None, 8, True),
+        Machine("2 rail-optimised nodes", pod.build_link_graph(2), None, 8, True),
+        Machine("4 rail-optimised nodes", pod.build_link_graph(4), None, 8, True),
         Machine("DGX-1, 8 V100", dgx1(), None, 8, True),
         Machine("DGX-1, 6 of 8 V100", dgx1(), six, 6),
-        Machine("xGMI mesh, one link failed", without(mi300x, ["gpu0~gpu1"]), None, 8),
-        Machine("2 nodes with 8 and 4 cards", without(azure, half), None, 8),
-        Machine("2 nodes, a rail down", without(pod.link_graph(2), ["leaf0.rail3"]), None, 8),
-        Machine("4 nodes, a rail down", without(pod.link_graph(4), ["leaf0.rail3"]), None, 8),
+        Machine("xGMI mesh, one link failed", remove_components(mi300x, ["gpu0~gpu1"]), None, 8),
+        Machine("2 nodes with 8 and 4 cards", remove_components(azure, half), None, 8),
+        Machine(
+            "2 nodes, a rail down",
+            remove_components(pod.build_link_graph(2), ["leaf0.rail3"]),
+            None,
+            8,
+        ),
+        Machine(
+            "4 nodes, a rail down",
+            remove_components(pod.build_link_graph(4), ["leaf0.rail3"]),
+            None,
+            8,
+        ),
         Machine("8 A100 PCIe bridged in pairs", bridged, None, 8),
     ]
 
@@ -95,23 +111,23 @@ class Rival(NamedTuple):
     collective: Collective
 
 
-def rival(machine: Machine, op: Op) -> Rival:
+def rival(machine: Machine, op: CollectiveOp) -> Rival:
     """Return the library's algorithm with the highest steady rate."""
     found = []
     for name, collective in _candidates(machine, op):
-        loads = steady_rate(machine.graph, collective, machine.members)
+        loads = compute_steady_loads(machine.graph, collective, machine.members)
         found.append(Rival(name, loads.rate_bytes_per_s, collective))
     return max(found, key=lambda one: one.rate_bytes_per_s)
 
 
-def _candidates(machine: Machine, op: Op) -> Iterator[tuple[str, Collective]]:
+def _candidates(machine: Machine, op: CollectiveOp) -> Iterator[tuple[str, Collective]]:
     ranks = len(machine.members)
     for algorithm in ALGORITHMS:
         if op not in algorithm.ops or algorithm.name in IN_SWITCHES:
             continue
         for channels in (1, 2, 4, 8):
             try:
-                collective = build(
+                collective = build_algorithm(
                     algorithm.name, op, ranks, per_node=machine.per_node, channels=channels
                 )
             except InputError:
@@ -120,15 +136,17 @@ def _candidates(machine: Machine, op: Op) -> Iterator[tuple[str, Collective]]:
     for rings in _ring_sets(machine) if ranks <= 8 else ():
         for count in range(1, len(rings) + 1):
             both = [*rings[:count], *(ring[::-1] for ring in rings[:count])]
-            collective = build("ring", op, ranks, channels=len(both), orders=both)
+            collective = build_algorithm("ring", op, ranks, channels=len(both), orders=both)
             yield f"ring, {len(both)} searched", collective
 
 
 def _ring_sets(machine: Machine) -> list[list[tuple[int, ...]]]:
     """Return sets of up to six rings, for rings of several widths and two tastes."""
-    ways = Ways(machine.graph, machine.members)
-    legs = {pair: ways.leg(*pair) for pair in permutations(range(ways.gpus), 2)}
-    widths = {pair: 0.0 if leg is None else leg.width_bytes_per_s for pair, leg in legs.items()}
+    ways = RoutingTable(machine.graph, machine.members)
+    legs = {pair: ways.find_direct_path(*pair) for pair in permutations(range(ways.gpus), 2)}
+    widths = {
+        pair: 0.0 if leg is None else leg.bottleneck_bytes_per_s for pair, leg in legs.items()
+    }
     steps = {width / part for width in widths.values() if width for part in (1, 2)}
     return [_rings(widths, step, taste) for step in sorted(steps) for taste in (-1, 1)]
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
 
-from meshwright.policy.collective import build, verify
-from meshwright.policy.collective.collective import Op
-from meshwright.predict.collective import predict_nccl, simulate
-from meshwright.spec.catalog import cluster
+from meshwright.policy.collective import build_algorithm, verify_collective
+from meshwright.policy.collective.collective import CollectiveOp
+from meshwright.predict.collective import predict_nccl, simulate_collective
+from meshwright.spec.catalog import get_cluster
 
 NAME = "collective_proof"
 QUESTION = "How long do the proof of 4,096 ranks and the simulation of 1,024 GPUs take?"
 
-PROOFS: tuple[tuple[str, Op, int | None], ...] = (
+PROOFS: tuple[tuple[str, CollectiveOp, int | None], ...] = (
     ("ring", "all_reduce", None),
     ("double_tree", "all_reduce", None),
     ("halving_doubling", "all_reduce", None),
@@ -40,11 +40,11 @@ def measure(quick: bool) -> dict[str, object]:
             {"name": what, "value": seconds, "unit": "s", "target": "< 15"},
             {"name": f"{what}, peak memory", "value": peak_bytes / 2**30, "unit": "GiB"},
         ]
-    nodes = cluster("h100-superpod").with_gpus(gpus)
+    nodes = get_cluster("h100-superpod").with_gpus(gpus)
     for mib in SIZES_MIB:
         for name, channels in RUNS:
-            made = build(name, "all_reduce", gpus, per_node=8, channels=channels)
-            seconds = _median(partial(simulate, made, nodes, mib << 20))
+            made = build_algorithm(name, "all_reduce", gpus, per_node=8, channels=channels)
+            seconds = _median(partial(simulate_collective, made, nodes, mib << 20))
             what = f"simulation of {name}, {channels} channels, {gpus} GPUs, {mib} MiB"
             figures.append({"name": what, "value": seconds, "unit": "s", "target": "< 1"})
         seconds = _once(partial(predict_nccl, nodes, "all_reduce", mib << 20))
@@ -55,12 +55,12 @@ def measure(quick: bool) -> dict[str, object]:
     return {"figures": figures, "peers": [], "notes": notes}
 
 
-def _proof(name: str, op: Op, per_node: int | None, ranks: int) -> tuple[float, int]:
-    made = build(name, op, ranks, per_node=per_node)
+def _proof(name: str, op: CollectiveOp, per_node: int | None, ranks: int) -> tuple[float, int]:
+    made = build_algorithm(name, op, ranks, per_node=per_node)
     start = time.perf_counter()
-    proof = verify(made)
+    proof = verify_collective(made)
     seconds = time.perf_counter() - start
-    if not proof.sound:
+    if not proof.is_correct:
         raise AssertionError(proof.problems)
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

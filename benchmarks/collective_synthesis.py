@@ -4,22 +4,22 @@ import time
 from typing import NamedTuple
 
 from benchmarks.collective_machines import Machine, machines, rival
-from meshwright.policy.collective import verify
-from meshwright.policy.collective.collective import Op
-from meshwright.policy.collective.synthesis import Synthesis, synthesize
+from meshwright.policy.collective import verify_collective
+from meshwright.policy.collective.collective import CollectiveOp
+from meshwright.policy.collective.synthesis import SynthesizedCollective, synthesize
 
 NAME = "collective_synthesis"
 QUESTION = "Do synthesised collectives beat the library's best algorithm, and how near the bound?"
 
-OPS: tuple[Op, ...] = ("all_gather", "all_reduce")
+OPS: tuple[CollectiveOp, ...] = ("all_gather", "all_reduce")
 
 
 class Outcome(NamedTuple):
     """One comparison."""
 
     machine: Machine
-    op: Op
-    made: Synthesis
+    op: CollectiveOp
+    made: SynthesizedCollective
     seconds: float
     rival_name: str
     rival_bytes_per_s: float
@@ -30,13 +30,13 @@ class Outcome(NamedTuple):
         return self.made.rate_bytes_per_s / self.rival_bytes_per_s
 
 
-def compare(machine: Machine, op: Op) -> Outcome:
+def compare(machine: Machine, op: CollectiveOp) -> Outcome:
     """Make a schedule, refuse it where it is unsound, and find the library's best."""
     start = time.perf_counter()
     made = synthesize(machine.graph, op, gpus=machine.gpus)
     seconds = time.perf_counter() - start
-    proof = verify(made.collective)
-    if not proof.sound:
+    proof = verify_collective(made.collective)
+    if not proof.is_correct:
         raise AssertionError(proof.problems)
     best = rival(machine, op)
     return Outcome(machine, op, made, seconds, best.name, best.rate_bytes_per_s)
@@ -54,7 +54,7 @@ def figures(outcome: Outcome) -> list[dict[str, object]]:
             "unit": "×",
             "target": ">= 0.999",
         },
-        {"name": f"{title}: share of the bound", "value": outcome.made.of_bound, "unit": ""},
+        {"name": f"{title}: share of the bound", "value": outcome.made.bound_share, "unit": ""},
         {
             "name": f"{title}: time to synthesise",
             "value": outcome.seconds,

@@ -6,8 +6,9 @@ figures are, and of what a copy reaches in the same run.
     PYTHONPATH=src:. python3 -m benchmarks.decode_attention [--seconds 120] [--out FILE]
 
 With `--seconds` it first tries cuts (tiles, warps, stages, programs) and page layouts for so long
-and prints the best of each kind as JSON; `CUTS` in `run/kernels/paged_decode.py` takes them over.
-Kernels to be tried are compiled beforehand by as many processes as there are cores.
+and prints the best of each kind as JSON; `DECODE_TILES` in
+`run/kernels/paged_attention/paged_decode.py` takes them over. Kernels to be tried are compiled
+beforehand by as many processes as there are cores.
 """
 
 import argparse
@@ -25,10 +26,10 @@ import msgspec
 from benchmarks import decode_cases as cases
 from benchmarks.decode_cases import CASES, TINY, Case, Pool
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 if TYPE_CHECKING:
-    from meshwright.run.kernels.paged_decode import Cut
+    from meshwright.run.kernels.paged_attention.paged_decode import DecodeTiles
 
 NAME = "decode_attention"
 QUESTION = "How near does decode attention over pages come to the bandwidth of the GPU?"
@@ -70,7 +71,7 @@ def measure(quick: bool, seconds: float = 0.0) -> dict[str, object]:
     if not torch.cuda.is_available():
         if not quick:
             hint = "run it with --quick to see it work"
-            raise MissingPart("this benchmark needs a CUDA GPU", hint)
+            raise MissingDependency("this benchmark needs a CUDA GPU", hint)
         return _measure_interpreted()
     found = Found([], [], [])
     copy_per_s = cases.copy_bytes_per_s()
@@ -101,7 +102,7 @@ def measure(quick: bool, seconds: float = 0.0) -> dict[str, object]:
 
 
 def _measure_case(
-    found: Found, case: Case, pools: tuple[Pool, Pool], cut: "Cut | None", copy_per_s: float
+    found: Found, case: Case, pools: tuple[Pool, Pool], cut: "DecodeTiles | None", copy_per_s: float
 ) -> None:
     (figures, peers, failures), (pool, beside) = found, pools
     label = f"{case.name}, {'float8' if pool.element == 1 else 'bfloat16'}"
@@ -125,7 +126,7 @@ def _measure_case(
             peers.append(figure(f"{name} published, {label}", microseconds, "µs"))
 
 
-def _ours_s(case: Case, pool: Pool, cut: "Cut | None") -> float:
+def _ours_s(case: Case, pool: Pool, cut: "DecodeTiles | None") -> float:
     return cases.graph_s(cases.ours(case, pool, cut))
 
 
@@ -138,7 +139,7 @@ def _peer_s(
 
 def _plan_figure(eight_bits: bool) -> dict[str, object]:
     """What a step pays once for all its layers."""
-    from meshwright.run.kernels.paged_decode import plan_decode
+    from meshwright.run.kernels.paged_attention.paged_decode import plan_decode
 
     pool = cases.make_pool(eight_bits=eight_bits, block=64, heads_first=False, tokens=2**18)
     lengths = cases.steps_of(CASES[5], pool)[0].lengths
@@ -149,9 +150,9 @@ def _plan_figure(eight_bits: bool) -> dict[str, object]:
 # What is tried.
 
 
-def candidates(eight_bits: bool) -> "Iterator[Cut]":
+def candidates(eight_bits: bool) -> "Iterator[DecodeTiles]":
     """List cuts that fit into shared memory, the likeliest first."""
-    from meshwright.run.kernels.paged_decode import Cut
+    from meshwright.run.kernels.paged_attention.paged_decode import DecodeTiles
 
     element = 1 if eight_bits else 2
     tiles = (128, 64, 256) if eight_bits else (64, 128)
@@ -166,9 +167,11 @@ def candidates(eight_bits: bool) -> "Iterator[Cut]":
                     if per_sm * (room + 1024) > SHARED_BYTES or in_flight < 24 * 1024:
                         continue
                     if per_sm * warps <= 16:
-                        rest.append(Cut(tile, warps, stages, per_sm))
+                        rest.append(DecodeTiles(tile, warps, stages, per_sm))
     # Those nearest to three programs of four warps with some tiles in flight come first.
-    yield from sorted(rest, key=lambda cut: (cut.warps, abs(cut.per_sm - 3), abs(cut.stages - 3)))
+    yield from sorted(
+        rest, key=lambda cut: (cut.warps, abs(cut.programs_per_sm - 3), abs(cut.stages - 3))
+    )
 
 
 def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, object]:
@@ -178,7 +181,7 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
     _compile_ahead(eight_bits, 0.35 * seconds)
     pool = cases.make_pool(eight_bits=eight_bits, block=BLOCK, heads_first=HEADS_FIRST)
     chosen = [case for case in CASES if case.name in TUNING]
-    tried: list[tuple[float, Cut, dict[str, float]]] = []
+    tried: list[tuple[float, DecodeTiles, dict[str, float]]] = []
     for cut in wanted:
         if time.perf_counter() - started > 0.85 * seconds:
             break
@@ -192,7 +195,7 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
     for least in (1, 2, 4):
         if best is None or time.perf_counter() - started > seconds:
             break
-        changed = best._replace(least=least)
+        changed = best._replace(min_tiles_per_split=least)
         joins[f"at least {least} tiles"] = _shares(few, pool, changed, failures)
     del pool
     layouts = {}
@@ -200,7 +203,7 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
         if time.perf_counter() - started > 1.2 * seconds:
             break
         pool = cases.make_pool(eight_bits=eight_bits, block=block, heads_first=heads_first)
-        fitted = None if best is None else best.fitting(block)
+        fitted = None if best is None else best.fit_to_block(block)
         layouts[f"{block} {'heads' if heads_first else 'tokens'} first"] = _shares(
             chosen[:2], pool, fitted, failures
         )
@@ -217,19 +220,19 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
     }
 
 
-def _best(tuned: dict[str, object]) -> "Cut | None":
+def _best(tuned: dict[str, object]) -> "DecodeTiles | None":
     """Return the best cut, as it fits the layout of the figures."""
-    from meshwright.run.kernels.paged_decode import Cut
+    from meshwright.run.kernels.paged_attention.paged_decode import DecodeTiles
 
     best = tuned["best"]
     assert isinstance(best, list)
     if not best:
         return None
-    return Cut(**{name: best[0][name] for name in Cut._fields})
+    return DecodeTiles(**{name: best[0][name] for name in DecodeTiles._fields})
 
 
 def _shares(
-    chosen: list[Case], pool: Pool, cut: "Cut | None", failures: list[str]
+    chosen: list[Case], pool: Pool, cut: "DecodeTiles | None", failures: list[str]
 ) -> dict[str, float]:
     shares = {}
     for case in chosen:
@@ -285,11 +288,11 @@ def _errors(failures: list[str]) -> Figures:
     return [figure(label, off, "roundings", ERROR_TARGET) for label, off in worst.items()]
 
 
-def error_of(case: Case, pool: Pool, cut: "Cut | None" = None) -> float:
+def error_of(case: Case, pool: Pool, cut: "DecodeTiles | None" = None) -> float:
     """Return the largest error against float64, in roundings to bfloat16 of the largest result."""
     import torch
 
-    from meshwright.run.kernels.paged_decode import paged_decode
+    from meshwright.run.kernels.paged_attention.paged_decode import paged_decode
 
     step = cases.steps_of(case, pool)[0]
     got = cases.ours(case, pool, cut)[0]()
@@ -325,7 +328,7 @@ def _measure_interpreted() -> dict[str, object]:
         pool = cases.make_pool(
             eight_bits=eight_bits, block=64, heads_first=False, tokens=512, rows=3, device="cpu"
         )
-        worst = max(worst, error_of(TINY[0], pool, next(candidates(eight_bits)).fitting(64)))
+        worst = max(worst, error_of(TINY[0], pool, next(candidates(eight_bits)).fit_to_block(64)))
     if worst > 1:
         raise AssertionError(f"decode attention is off by {worst} roundings of bfloat16")
     notes = "Triton's interpreter on the CPU: correctness only."

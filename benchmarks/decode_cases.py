@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from meshwright.run.kernels.paged_decode import Cut
+    from meshwright.run.kernels.paged_attention.paged_decode import DecodeTiles
 
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
 L2_BYTES = 64 * 2**20
@@ -87,7 +87,7 @@ def make_pool(
     rows: int = 256,
     device: str = "cuda",
 ) -> Pool:
-    """Draw pages; `heads_first` lays a page out head by head instead of token by token."""
+    """Draw pages; `heads_first` stores a page head by head instead of token by token."""
     import torch
 
     torch.manual_seed(0)
@@ -135,9 +135,9 @@ def steps_of(case: Case, pool: Pool) -> list[Step]:
     return steps
 
 
-def ours(case: Case, pool: Pool, cut: "Cut | None" = None) -> list[Callable[[], object]]:
+def ours(case: Case, pool: Pool, cut: "DecodeTiles | None" = None) -> list[Callable[[], object]]:
     """Return our calls, with the plan of the step already made, as all layers but one find it."""
-    from meshwright.run.kernels.paged_decode import paged_decode, plan_decode
+    from meshwright.run.kernels.paged_attention.paged_decode import paged_decode, plan_decode
 
     steps = steps_of(case, pool)
     plan = plan_decode(steps[0].lengths, pool.k_cache, HEADS, cut=cut)

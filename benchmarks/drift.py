@@ -1,6 +1,6 @@
 """How soon a run that has become slower is told, and how often one that has not.
 
-Three kinds of steps are judged, as `mw twin --watch` judges them. Noise from a generator, of many
+Three kinds of steps are judged, as `mw twin --monitor` judges them. Noise from a generator, of many
 kinds, for the rate of false alarms over more steps than anybody records. Steps of real runs that
 `drift_record` wrote into `series/`: the clean stretch, for false alarms; the same with a share
 added to one term from some step on, at many places; and the stretches in which the run itself was
@@ -16,14 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.result import figure
-from meshwright.observe.twin.drift import Change, Detector, StepTimes, Term
+from meshwright.observe.twin.drift.drift_detector import (
+    DriftDetector,
+    DriftTerm,
+    StepSample,
+    StepTimeChange,
+)
 
 NAME = "drift"
 QUESTION = "How soon is a slower run told, and how often is a clean one?"
 
 SERIES = Path(__file__).resolve().parent / "series"
 SHARES = (0.05, 0.20)
-TERMS: tuple[Term, ...] = ("gradients", "update", "data")
+TERMS: tuple[DriftTerm, ...] = ("gradients", "update", "data")
 FALSE_ALARMS = "<= 0.1"
 """In 1,000 steps; what the limits are made for is ten times fewer, of noise as assumed."""
 FOLLOWED = 300
@@ -113,10 +118,10 @@ class Recorded(NamedTuple):
 
     name: str
     device: str
-    steps: list[StepTimes]
+    steps: list[StepSample]
     stretches: list[dict[str, Any]]
 
-    def steps_of(self, first: int, last: int) -> list[StepTimes]:
+    def steps_of(self, first: int, last: int) -> list[StepSample]:
         """Return the steps of some numbers."""
         start = self.steps[0].number
         return self.steps[first - start : last - start + 1]
@@ -149,20 +154,20 @@ def read(path: Path) -> Recorded:
     for at, row in enumerate(zip(*(data[name] for name in names), strict=True)):
         step_s, between_s, gradients_s, update_s, wait_s = (1e-6 * value for value in row)
         data_s = min(between_s, wait_s)
-        terms: dict[Term, float] = {"data": data_s, "between": between_s - data_s,
+        terms: dict[DriftTerm, float] = {"data": data_s, "between": between_s - data_s,
                                     "gradients": gradients_s, "update": update_s}  # fmt: skip
-        steps.append(StepTimes(data["first"] + at, step_s, terms, at == 0))
+        steps.append(StepSample(data["first"] + at, step_s, terms, at == 0))
     name = path.stem.removeprefix("drift-")
     return Recorded(name, f"{data['device']}, {data['model']}", steps, data["stretches"])
 
 
-def told(steps: list[StepTimes]) -> list[Change]:
+def told(steps: list[StepSample]) -> list[StepTimeChange]:
     """Return what a detector says of steps."""
-    detector = Detector()
+    detector = DriftDetector()
     return [change for step in steps if (change := detector.add(step)) is not None]
 
 
-def _alarms(changes: list[Change]) -> int:
+def _alarms(changes: list[StepTimeChange]) -> int:
     return sum(change.kind == "slower" for change in changes)
 
 
@@ -170,7 +175,7 @@ def _simulated(runs: int, steps: int = 2000) -> Iterator[dict[str, object]]:
     random = np.random.default_rng(0)
     for name, draw in (NOISE | OTHER).items():
         alarms = sum(
-            _alarms(told([StepTimes(at, time) for at, time in enumerate(np.exp(drawn).tolist())]))
+            _alarms(told([StepSample(at, time) for at, time in enumerate(np.exp(drawn).tolist())]))
             for drawn in (draw(random, steps) for _ in range(runs))
         )
         rate = 1000 * alarms / (runs * steps)
@@ -186,7 +191,7 @@ def _simulated_slower(runs: int, before: int = 600) -> Iterator[dict[str, object
             for _ in range(runs):
                 times = np.exp(draw(random, before + FOLLOWED))
                 times[before:] *= 1 + share
-                first = _first([StepTimes(at, time) for at, time in enumerate(times.tolist())])
+                first = _first([StepSample(at, time) for at, time in enumerate(times.tolist())])
                 found += [] if first is None else [first.step - before + 1]
             title = f"simulated, {name}, {100 * share:.0f} % slower"
             yield figure(f"{title}: told within {FOLLOWED} steps", 100 * len(found) / runs, "%")
@@ -225,7 +230,7 @@ def _added(run: Recorded, places: int) -> Iterator[dict[str, object]]:
                 if first is None:
                     continue
                 found.append(first.step - clean[place].number + 1)
-                right += first.moved is not None and first.moved.term == term
+                right += first.largest_change is not None and first.largest_change.term == term
         yield from _delays(f"{run.name}, {100 * share:.0f} % added", found, right, tried)
 
 
@@ -235,7 +240,9 @@ def _places(steps: int, count: int) -> list[int]:
     return found
 
 
-def _slowed(steps: list[StepTimes], place: int, term: Term, extra_s: float) -> list[StepTimes]:
+def _slowed(
+    steps: list[StepSample], place: int, term: DriftTerm, extra_s: float
+) -> list[StepSample]:
     slow = [
         step._replace(
             step_s=step.step_s + extra_s, terms={**step.terms, term: step.terms[term] + extra_s}
@@ -245,7 +252,7 @@ def _slowed(steps: list[StepTimes], place: int, term: Term, extra_s: float) -> l
     return [*steps[:place], *slow]
 
 
-def _first(steps: list[StepTimes], after: int | None = None) -> Change | None:
+def _first(steps: list[StepSample], after: int | None = None) -> StepTimeChange | None:
     """Return the first slowdown that is told of the last `FOLLOWED` steps."""
     begin = steps[-FOLLOWED].number if after is None else after
     return next((one for one in told(steps) if one.kind == "slower" and one.step >= begin), None)
@@ -261,7 +268,7 @@ def _delays(name: str, found: list[int], right: int, tried: int) -> Iterator[dic
 
 def _planted(run: Recorded) -> Iterator[dict[str, object]]:
     """Judge each stretch in which the run was slower, after the clean steps that go before it."""
-    before, clean = list[StepTimes](), run.stretches[0]
+    before, clean = list[StepSample](), run.stretches[0]
     usual = run.steps_of(clean["first"], clean["last"])
     for stretch in run.stretches[1:]:
         steps = run.steps_of(stretch["first"], stretch["last"])
@@ -279,6 +286,9 @@ def _planted(run: Recorded) -> Iterator[dict[str, object]]:
             yield figure(f"{name}: told", 0, "")
             continue
         yield figure(f"{name}: delay", first.step - stretch["first"] + 1, "steps")
-        named = first.moved is not None and first.moved.term == stretch["fault"].split(" ")[0]
+        named = (
+            first.largest_change is not None
+            and first.largest_change.term == stretch["fault"].split(" ")[0]
+        )
         if stretch["fault"] in TERMS:
             yield figure(f"{name}: the right term named", float(named), "")

@@ -34,15 +34,15 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.machine import describe
-from meshwright.observe.bench.nvml import Gpu as Nvml
-from meshwright.run.train.job import Job
-from meshwright.run.train.job_file import read_job
-from meshwright.run.train.outputs import Outputs
-from meshwright.run.train.readback import Moment
-from meshwright.run.train.sitting import Sitting
+from meshwright.observe.hardware.nvml import NvmlDevice
+from meshwright.run.train.async_metrics import DeviceTimestamp
+from meshwright.run.train.job.job_file import read_job
+from meshwright.run.train.job.train_job import TrainJob
+from meshwright.run.train.logging import MetricLoggers
+from meshwright.run.train.train_session import TrainSession
 from meshwright.run.train.trainer import Trainer
 
-FIGURES = ("step_s", "between_s", "gradients_s", "update_s")
+FIGURES = ("step_s", "step_gap_s", "forward_backward_s", "optimizer_s")
 SHARES = (0.05, 0.20)
 
 
@@ -70,7 +70,7 @@ class Stretch(NamedTuple):
     last: int
 
 
-def job_of(folder: Path, *, on_gpu: bool, tiny: bool) -> Job:
+def job_of(folder: Path, *, on_gpu: bool, tiny: bool) -> TrainJob:
     """Return what is trained: 135 million parameters on a GPU, a small model on cores."""
     block = {
         "name": "dense",
@@ -87,9 +87,9 @@ def job_of(folder: Path, *, on_gpu: bool, tiny: bool) -> Job:
             "layout": {"precision": "bf16" if on_gpu else "fp32", "microbatch": batch},
             "workload": {"tokens": steps * batch * length, "sequence_length": length,
                          "global_batch": batch, "packing": "concat"},
-            "data": {"sources": ["standard:1MB"], "tokenizer": "bytes", "cache": str(folder)},
-            "output": {"progress": "none"},
-            "machine": {} if on_gpu else {"threads": 1, "device": "cpu"},
+            "data": {"sources": ["builtin:1MB"], "tokenizer": "bytes", "cache_dir": str(folder)},
+            "logging": {"progress": "none"},
+            "device": {} if on_gpu else {"threads": 1, "type": "cpu"},
         }
     )  # fmt: skip
 
@@ -129,12 +129,12 @@ class Load:
     def _timed(self) -> float:
         found = []
         for _ in range(5):
-            begin = Moment(self.device)
+            begin = DeviceTimestamp(self.device)
             for _ in range(50):
                 self._once()
-            end = Moment(self.device)
+            end = DeviceTimestamp(self.device)
             end.wait()
-            found.append(end.seconds_after(begin) / 50)
+            found.append(end.elapsed_since_s(begin) / 50)
         return median(found)
 
     def run(self, seconds: float) -> None:
@@ -148,21 +148,21 @@ class Recording:
 
     def __init__(self, trainer: Trainer, lengths: Lengths) -> None:
         self.lengths, self.kept = lengths, Kept()
-        self.sitting = Sitting(trainer, Outputs({"kept": self.kept}))
+        self.session = TrainSession(trainer, MetricLoggers({"kept": self.kept}))
         self.stretches: list[Stretch] = []
         self.clocks: dict[int, float] = {}
         self.extra_s = {"gradients": 0.0, "update": 0.0, "data": 0.0}
         self.usual_s = 0.0
-        self._nvml = Nvml(trainer.device) if trainer.device.type == "cuda" else None
+        self._nvml = NvmlDevice(trainer.device) if trainer.device.type == "cuda" else None
         self._plant(trainer)
 
     def _plant(self, trainer: Trainer) -> None:
         products, copies = (Load(trainer.device, moves=moves) for moves in (False, True))
-        step: Any = trainer.step
-        gradients, update = step.gradients, step.update
+        step: Any = trainer.train_step
+        forward_backward, update = step.forward_backward, step.update
 
         def slower_gradients(batch: Any) -> Any:
-            found = gradients(batch)
+            found = forward_backward(batch)
             products.run(self.extra_s["gradients"])
             return found
 
@@ -170,13 +170,13 @@ class Recording:
             copies.run(self.extra_s["update"])
             return update(losses, number)
 
-        step.gradients, step.update = slower_gradients, slower_update
+        step.forward_backward, step.update = slower_gradients, slower_update
 
     def run(self) -> None:
         """Run every stretch."""
-        trainer, lengths = self.sitting.trainer, self.lengths
-        with trainer.batches.iterate(0, device=trainer.device) as loader:
-            self.sitting.mark()
+        trainer, lengths = self.session.trainer, self.lengths
+        with trainer.train_dataset.iterate(0, device=trainer.device) as loader:
+            self.session.reset_timer()
             self._steps(loader, "", 0.0, lengths.clean)
             rows = sorted(self.kept.rows)[lengths.clean // 2 :]
             self.usual_s = median(self.kept.rows[step]["step_s"] for step in rows)
@@ -193,12 +193,12 @@ class Recording:
                 if locked:
                     self._steps(loader, "", 0.0, lengths.between)
             self._steps(loader, "creeping", 0.10, lengths.creeping, growing=True)
-            self.sitting.catch_up()
+            self.session.flush_metrics()
 
     def _steps(
         self, loader: Any, fault: str, share: float, count: int, *, growing: bool = False
     ) -> None:
-        first = self.sitting.trainer.step_number + 1
+        first = self.session.trainer.step_number + 1
         due = time.perf_counter()
         for number in range(count):
             if growing:
@@ -210,7 +210,7 @@ class Recording:
                 begun = time.perf_counter()
                 time.sleep(max(0.0, due - begun))
                 wait_s += time.perf_counter() - begun
-            self.sitting.step(batch, wait_s)
+            self.session.step(batch, wait_s)
             if self._nvml is not None and number % 25 == 0:
                 self.clocks[first + number] = self._nvml.clock_mhz() or 0.0
         self.extra_s["gradients"] = 0.0 if growing else self.extra_s["gradients"]
@@ -246,7 +246,7 @@ def record(*, cores: bool = False, tiny: bool = False) -> dict[str, Any]:
         try:
             recording = Recording(trainer, SHORT if tiny else LONG)
             recording.run()
-            moment_s = _each_s(lambda: Moment(trainer.device))
+            moment_s = _each_s(lambda: DeviceTimestamp(trainer.device))
         finally:
             trainer.close()
     rows = recording.kept.rows
@@ -261,7 +261,7 @@ def record(*, cores: bool = False, tiny: bool = False) -> dict[str, Any]:
         "clocks_mhz": recording.clocks,
         "first": numbers[0],
         "data_wait_us": [
-            round(1e6 * rows[n].get("data_wait_share", 0.0) * rows[n]["step_s"]) for n in numbers
+            round(1e6 * rows[n].get("data_wait_fraction", 0.0) * rows[n]["step_s"]) for n in numbers
         ],
         **{f"{name[:-2]}_us": [round(1e6 * rows[n][name]) for n in numbers] for name in FIGURES},
     }

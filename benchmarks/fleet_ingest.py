@@ -1,7 +1,7 @@
 """How fast a week of a large cluster's telemetry is taken in, asked about and reported on.
 
 Telemetry is made batch by batch, as scrapes of DCGM give it: GPUs run jobs of some hours, each with
-an activity of its own, some idle while held, some not held at all. Utilisation comes in whole
+an activity of its own, some idle while held, some not held at all. Utilization comes in whole
 percents, memory in MiB, clocks and temperatures in whole numbers, shares of cycles in six digits.
 Making it is not counted. All of it goes through the code behind `mw fleet ingest`, in this process;
 `mw fleet report` runs in one of its own.
@@ -37,12 +37,12 @@ QUESTIONS = {
     "activity of every node over all time": """
         SELECT node, sum(gpu_util_mean * gpu_util_count) / sum(gpu_util_count) AS util,
                sum(gpu_util_zero * gpu_util_count) AS idle, sum(count) AS samples
-        FROM windows GROUP BY node""",
+        FROM gpu_rollups_5m GROUP BY node""",
     "all metrics of all GPUs over all time": """
         SELECT avg(tensor_active_mean), avg(sm_active_mean), max(power_w_max), avg(power_w_mean),
                max(temperature_c_max), avg(memory_used_max), bit_or(throttle_any),
                avg(nvlink_tx_mean), avg(pcie_rx_mean), avg(dram_active_mean), sum(count)
-        FROM windows""",
+        FROM gpu_rollups_5m""",
 }
 ONE_JOB = "samples of eight nodes over six hours"
 
@@ -81,17 +81,17 @@ class Telemetry:
         }
         self._per_batch = per_batch
 
-    def batches(self, cursor: str | None = None) -> Iterator[Any]:
+    def read_batches(self, cursor: str | None = None) -> Iterator[Any]:
         """Give batches of all GPUs, one after the other in time."""
-        from meshwright.observe.fleet.sources import Batch
+        from meshwright.fleet.sources.source import RowBatch
 
         if not cursor:
-            yield Batch("nodes", self._timed(self._nodes))
-            yield Batch("jobs", self._timed(self._attempts))
+            yield RowBatch("nodes", self._timed(self._nodes))
+            yield RowBatch("jobs", self._timed(self._attempts))
         number = int(self.size.days * 86_400 // BATCH_S)
         for index in range(int(cursor or 0), number):
             rows = self._timed(lambda: self._rows(START_S + index * BATCH_S))  # noqa: B023 - now
-            yield Batch("samples", rows, str(index + 1))
+            yield RowBatch("gpu_samples", rows, str(index + 1))
 
     def _timed(self, make: Callable[[], Any]) -> Any:
         began, used = time.perf_counter(), time.process_time()
@@ -103,7 +103,7 @@ class Telemetry:
     def _rows(self, start_s: float) -> Any:
         import numpy as np
 
-        from meshwright.observe.fleet.sources import rows_of
+        from meshwright.fleet.sources.source import make_rows
 
         per, gpus = self._per_batch, self.size.gpus
         times = np.tile(start_s + STEP_S * np.arange(per, dtype=np.float64), gpus)
@@ -116,7 +116,7 @@ class Telemetry:
         clock = np.where(busy, np.float32(1980) - 15 * np.floor(8 * other), np.float32(345))
         total = np.full(per * gpus, 85_520_809_984, np.float32)
         link = np.round(six * 2e11)
-        return rows_of("samples", self._keys | {
+        return make_rows("gpu_samples", self._keys | {
             "time_s": times,
             "gpu_util": np.round(np.where(busy, np.minimum(1, active + 0.3), 0), 2),
             "engine_active": six,
@@ -154,10 +154,10 @@ class Telemetry:
         import numpy as np
         import pyarrow as pa
 
-        from meshwright.observe.fleet.sources import rows_of
+        from meshwright.fleet.sources.source import make_rows
 
         number = -(-self.size.gpus // NODE_GPUS)
-        return rows_of("nodes", {
+        return make_rows("nodes", {
             "cluster": pa.repeat(pa.scalar("east"), number),
             "node": [f"gpu-node-{index:05d}" for index in range(number)],
             "since_s": np.full(number, float(START_S)),
@@ -172,7 +172,7 @@ class Telemetry:
         import numpy as np
         import pyarrow as pa
 
-        from meshwright.observe.fleet.sources import rows_of
+        from meshwright.fleet.sources.source import make_rows
 
         first, last = START_S // 3600, int(START_S // 3600 + self.size.days * 24)
         all_nodes = np.arange(-(-self.size.gpus // NODE_GPUS))
@@ -187,7 +187,7 @@ class Telemetry:
         until_s = START_S + self.size.days * 86_400
         number = pa.array(np.arange(len(node))).cast(pa.string())
         names = pa.array([[f"gpu-node-{index:05d}"] for index in all_nodes])
-        return rows_of("jobs", {
+        return make_rows("jobs", {
             "cluster": pa.repeat(pa.scalar("east"), len(node)),
             "job": number,
             "attempt": np.zeros(len(node), np.int32),
@@ -220,21 +220,24 @@ def _draw(node: Any, turn: Any) -> Any:
 
 def stage(size: Size, folder: Path) -> dict[str, float]:
     """Take telemetry in and ask about it; returns seconds, bytes and rows."""
-    from meshwright.observe.fleet.ingest import ingest
-    from meshwright.observe.fleet.store import Store
+    from meshwright.fleet.ingestion import ingest
+    from meshwright.fleet.store import FleetStore
 
     telemetry = Telemetry(size)
     began, used = time.perf_counter(), time.process_time()
-    with Store(folder, create=True) as store:
+    with FleetStore(folder, create=True) as store:
         done = ingest(store, telemetry, progress=_told(size))
         took_s = time.perf_counter() - began - telemetry.making_s
         cpu_s = time.process_time() - used - telemetry.making_cpu_s
-        rows = done.tables["samples"].new
-        held = store.held()
+        rows = done.tables["gpu_samples"].new
+        held = store.table_sizes()
         found = {
-            "rows": rows, "took_s": took_s, "cpu_s": cpu_s,
-            "samples_bytes": held["samples"].size, "windows_bytes": held["windows"].size,
-        }  # fmt: skip
+            "rows": rows,
+            "took_s": took_s,
+            "cpu_s": cpu_s,
+            "samples_bytes": held["gpu_samples"].size_bytes,
+            "windows_bytes": held["gpu_rollups_5m"].size_bytes,
+        }
         for name, text in QUESTIONS.items():
             began = time.perf_counter()
             answer = store.sql(text)
@@ -243,22 +246,22 @@ def stage(size: Size, folder: Path) -> dict[str, float]:
         begin = START_S + size.days * 86_400 / 2
         eight = " OR ".join(f"node = 'gpu-node-{index:05d}'" for index in range(8))
         began = time.perf_counter()
-        store.table("samples", ["node", "gpu", "time_s", "gpu_util", "power_w"],
+        store.read_table("gpu_samples", ["node", "gpu", "time_s", "gpu_util", "power_w"],
                     since_s=begin, until_s=begin + 6 * 3600, where=eight)  # fmt: skip
         found[ONE_JOB] = time.perf_counter() - began
         again = Telemetry(size._replace(days=min(size.days, 1 / 12)))
         began = time.perf_counter()
-        repeated = ingest(store, again, again=True)
-        same = repeated.tables["samples"]
-        found["again_rows"] = same.same
+        repeated = ingest(store, again, from_start=True)
+        same = repeated.tables["gpu_samples"]
+        found["again_rows"] = same.duplicates
         found["again_s"] = time.perf_counter() - began - again.making_s
-        assert same.new == same.newer == 0
+        assert same.new == same.updates == 0
     return found | report(folder)
 
 
 REPORT = """
 import re, sys
-from meshwright.cli.main import main
+from meshwright.cli import main
 code = main(["fleet", "report", "--json", "--store", sys.argv[1]])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
 print(peak.group(1), file=sys.stderr)
@@ -289,9 +292,9 @@ def _told(size: Size) -> Any:
 
 def figures(size: Size, found: dict[str, float]) -> list[dict[str, object]]:
     """Return what was measured as figures, with what the full size would take."""
-    from meshwright.observe.fleet.tables import METRICS
+    from meshwright.fleet.tables import GPU_METRICS
 
-    values = found["rows"] * len(METRICS)
+    values = found["rows"] * len(GPU_METRICS)
     scale = FULL.gpus * FULL.days / (size.gpus * size.days)
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
@@ -308,7 +311,7 @@ def figures(size: Size, found: dict[str, float]) -> list[dict[str, object]]:
         {"name": "a value on disk", "value": found["samples_bytes"] / values, "unit": "B"},
         {"name": "of it windows, per value", "value": found["windows_bytes"] / values, "unit": "B"},
         {"name": "the same again, values", "unit": "1/s",
-         "value": found["again_rows"] * len(METRICS) / max(found["again_s"], 1e-9)},
+         "value": found["again_rows"] * len(GPU_METRICS) / max(found["again_s"], 1e-9)},
         {"name": "most memory", "value": peak, "unit": "GiB", "target": f"< {TARGET_GIB}"},
     ]  # fmt: skip
     rows += [

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.result import figure
-from meshwright.cli.fleet_figures import report_of
-from meshwright.cli.fleet_page import page
-from meshwright.cli.fleet_screen import answer
-from meshwright.observe.fleet.account import account
-from meshwright.observe.fleet.account.prices import read_prices
-from meshwright.observe.fleet.tables import JOBS, NODES
+from meshwright.cli.fleet.report_page import render_report_page
+from meshwright.cli.fleet.report_screen import make_result
+from meshwright.fleet.account import build_account
+from meshwright.fleet.account.prices import parse_prices
+from meshwright.fleet.account.report import build_report
+from meshwright.fleet.tables import JOBS, NODES
 
 NAME = "fleet_report"
 QUESTION = "How long does it take to account for every GPU-hour of a million jobs?"
@@ -27,13 +27,13 @@ def measure(quick: bool) -> dict[str, object]:
     jobs, nodes = _jobs(count), _nodes()
     gc.collect()
     begun = time.process_time()
-    found = account(jobs, nodes, since_s=_FIRST_S, until_s=_FIRST_S + DAYS * DAY_S)
+    found = build_account(jobs, nodes, since_s=_FIRST_S, until_s=_FIRST_S + DAYS * DAY_S)
     accounted = time.process_time() - begun
-    report = report_of(found, read_prices("2.5"), "user", 20)
-    told = answer(report)
-    text = page(report)
+    report = build_report(found, parse_prices("2.5"), "user", 20)
+    told = make_result(report)
+    text = render_report_page(report)
     whole = time.process_time() - begun
-    if sum(found.cells().values()) != found.capacity or not (told.views and text):
+    if sum(found.sum_cells().values()) != found.capacity or not (told.views and text):
         raise RuntimeError("the account does not close")
     return {
         "figures": [

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from meshwright.run.kernels.grouped_matmul import Kernel, Product
-    from meshwright.run.kernels.grouped_matmul_triton import Tiles
+    from meshwright.run.kernels.moe.grouped_gemm import GroupedGemmKernel, GroupedGemmKind
+    from meshwright.run.kernels.moe.grouped_gemm_kernel import GroupedGemmTiles
 
 NAME = "grouped_matmul"
 QUESTION = "How near do experts' grouped products come to the rate of one dense product?"
@@ -48,8 +48,8 @@ class Shape(NamedTuple):
 
 
 SHAPES = (Shape("gate_up", 2 * WIDTH, HIDDEN), Shape("down", HIDDEN, WIDTH))
-PRODUCTS: "tuple[Product, ...]" = ("forward", "input gradient", "weight gradient")
-KERNELS: "tuple[Kernel, ...]" = ("library", "triton")
+PRODUCTS: "tuple[GroupedGemmKind, ...]" = ("forward", "dgrad", "wgrad")
+KERNELS: "tuple[GroupedGemmKernel, ...]" = ("library", "triton")
 
 Figures = list[dict[str, object]]
 Result = TypeVar("Result")
@@ -64,38 +64,38 @@ class Found(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The tensors of one layer's product; letters as in meshwright.run.kernels.grouped_matmul."""
+    """The tensors of one layer's product; letters as in meshwright.run.kernels.moe.grouped_gemm."""
 
     x: "Tensor"
     weight: "Tensor"
     dy: "Tensor"
     ends: "Tensor"
 
-    def run(self, product: "Product", kernel: "Kernel") -> "Tensor":
+    def run(self, product: "GroupedGemmKind", kernel: "GroupedGemmKernel") -> "Tensor":
         """Compute one of the three products."""
-        from meshwright.run.kernels import grouped_matmul as ours
+        from meshwright.run.kernels.moe import grouped_gemm
 
         if product == "forward":
-            return ours.forward_product(kernel, self.x, self.weight, self.ends)
-        if product == "input gradient":
-            return ours.input_gradient(kernel, self.dy, self.weight, self.ends)
-        return ours.weight_gradient(kernel, self.dy, self.x, self.ends)
+            return grouped_gemm.grouped_forward(kernel, self.x, self.weight, self.ends)
+        if product == "dgrad":
+            return grouped_gemm.grouped_dgrad(kernel, self.dy, self.weight, self.ends)
+        return grouped_gemm.grouped_wgrad(kernel, self.dy, self.x, self.ends)
 
-    def run_tiled(self, product: "Product", tiles: "Tiles") -> "Tensor":
+    def run_tiled(self, product: "GroupedGemmKind", tiles: "GroupedGemmTiles") -> "Tensor":
         """Compute one of them with Triton, cut in a certain way."""
-        from meshwright.run.kernels import grouped_matmul_triton as ours
+        from meshwright.run.kernels.moe import grouped_gemm_kernel
 
         if product == "forward":
-            return ours.times_weights(self.x, self.weight, self.ends, tiles=tiles)
-        if product == "input gradient":
-            return ours.times_transposed_weights(self.dy, self.weight, self.ends, tiles)
-        return ours.weight_gradients(self.dy, self.x, self.ends, tiles)
+            return grouped_gemm_kernel.launch_forward(self.x, self.weight, self.ends, tiles=tiles)
+        if product == "dgrad":
+            return grouped_gemm_kernel.launch_dgrad(self.dy, self.weight, self.ends, tiles)
+        return grouped_gemm_kernel.launch_wgrad(self.dy, self.x, self.ends, tiles)
 
-    def run_dense(self, product: "Product") -> "Tensor":
+    def run_dense(self, product: "GroupedGemmKind") -> "Tensor":
         """Multiply all rows with the first expert's weights."""
         if product == "forward":
             return self.x @ self.weight[0].t()
-        if product == "input gradient":
+        if product == "dgrad":
             return self.dy @ self.weight[0]
         return self.dy.t() @ self.x
 
@@ -112,7 +112,9 @@ def measure(quick: bool) -> dict[str, object]:
     if torch.cuda.is_available():
         return _measure_gpu(TOKENS[:1] if quick else TOKENS)
     if not quick:
-        raise MissingPart("this benchmark needs a CUDA GPU", "run it with --quick to see it work")
+        raise MissingDependency(
+            "this benchmark needs a CUDA GPU", "run it with --quick to see it work"
+        )
     return _measure_interpreted()
 
 
@@ -140,25 +142,28 @@ def _measure_gpu(token_counts: tuple[int, ...]) -> dict[str, object]:
     return {"figures": found.figures, "peers": found.peers, "notes": notes}
 
 
-def candidates() -> "tuple[Tiles, ...]":
+def candidates() -> "tuple[GroupedGemmTiles, ...]":
     """Return the cuts that are worth a try on Hopper; the first is the one in use."""
-    from meshwright.run.kernels.grouped_matmul_triton import HALF, Tiles
+    from meshwright.run.kernels.moe.grouped_gemm_kernel import (
+        HALF_PRECISION_TILES,
+        GroupedGemmTiles,
+    )
 
     return (
-        HALF,
-        Tiles(256, 128, 64, warps=8, stages=3),
-        Tiles(128, 128, 64, warps=8, stages=4),
-        Tiles(128, 128, 64, warps=4, stages=2, per_sm=2),
+        HALF_PRECISION_TILES,
+        GroupedGemmTiles(256, 128, 64, warps=8, stages=3),
+        GroupedGemmTiles(128, 128, 64, warps=8, stages=4),
+        GroupedGemmTiles(128, 128, 64, warps=4, stages=2, programs_per_sm=2),
     )
 
 
-def _cut(tiles: "Tiles") -> str:
+def _cut(tiles: "GroupedGemmTiles") -> str:
     size = f"{tiles.rows}x{tiles.columns}x{tiles.depth}"
-    return f"{size} {tiles.warps} warps {tiles.stages} stages {tiles.per_sm} per SM"
+    return f"{size} {tiles.warps} warps {tiles.stages} stages {tiles.programs_per_sm} per SM"
 
 
 def _measure_products(found: Found, tokens: int, shape: Shape, *, sweep: bool) -> None:
-    from meshwright.run.kernels.grouped_matmul import Case, choose
+    from meshwright.run.kernels.moe.grouped_gemm import GroupedGemmCase, select_grouped_gemm_kernel
 
     given = _operands(tokens, shape)
     for product in PRODUCTS:
@@ -166,8 +171,8 @@ def _measure_products(found: Found, tokens: int, shape: Shape, *, sweep: bool) -
         dense_s = _median_s(partial(given.run_dense, product))
         rate = given.operations / dense_s / 1e12
         found.peers.append(figure(f"dense, {name}", rate, "TFLOP/s"))
-        case = Case(product, given.x.dtype, EXPERTS, shape.fan_in, shape.fan_out)
-        picked = choose(case._replace(capability=(9, 0))).kernel
+        case = GroupedGemmCase(product, given.x.dtype, EXPERTS, shape.fan_in, shape.fan_out)
+        picked = select_grouped_gemm_kernel(case._replace(capability=(9, 0))).kernel
         for kernel in KERNELS:
             chosen = kernel == picked
             label = f"{kernel}{' (chosen)' if chosen else ''}, {name}"
@@ -200,7 +205,7 @@ def _measure_moves(found: Found, tokens: int) -> None:
     """Kernels that move rows, in shares of what a copy reaches."""
     import torch
 
-    from meshwright.run.kernels.permute import combine, dispatch, sort_by_expert
+    from meshwright.run.kernels.moe.token_permutation import permute, sort_by_expert, unpermute
 
     copy_per_s = _copy_bytes_per_s()
     experts = _routes(tokens)
@@ -209,13 +214,13 @@ def _measure_moves(found: Found, tokens: int) -> None:
     y = torch.randn(tokens * CHOICES, HIDDEN, device="cuda").bfloat16().requires_grad_()
     weights = torch.rand(tokens, CHOICES, device="cuda", requires_grad=True)
     row_bytes, copies = 2 * HIDDEN, tokens * CHOICES
-    rows, out = dispatch(x, order), combine(y, order, weights)
+    rows, out = permute(x, order), unpermute(y, order, weights)
     moves: dict[str, tuple[int, Callable[[], object]]] = {
-        "dispatch forward": (tokens + copies, lambda: dispatch(x.detach(), order)),
+        "dispatch forward": (tokens + copies, lambda: permute(x.detach(), order)),
         "dispatch backward": (tokens + copies, lambda: _grad(rows, (x,), y.detach())),
         "combine forward": (
             tokens + copies,
-            lambda: combine(y.detach(), order, weights.detach()),
+            lambda: unpermute(y.detach(), order, weights.detach()),
         ),
         "combine backward": (tokens + 2 * copies, lambda: _grad(out, (y, weights), x.detach())),
     }
@@ -231,11 +236,11 @@ def _measure_layer(found: Found, tokens: int) -> None:
     """A whole layer of experts with its router, forward and backward."""
     import torch
 
-    from meshwright.run.nn.experts import Experts
+    from meshwright.run.nn.moe.moe_layer import MoELayer
     from meshwright.spec.model import feedforward
 
-    described = feedforward.Experts(count=EXPERTS, top_k=CHOICES, width=WIDTH)
-    layer = Experts(described, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    described = feedforward.MoESpec(count=EXPERTS, top_k=CHOICES, width=WIDTH)
+    layer = MoELayer(described, HIDDEN, device="cuda", dtype=torch.bfloat16)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     x = torch.randn(1, tokens, HIDDEN, device="cuda").bfloat16().requires_grad_()
@@ -265,7 +270,7 @@ def _check_errors(found: Found) -> None:
         given = _made(torch.tensor(sizes, device="cuda"), shape)
         for product in PRODUCTS:
             exact = Operands(given.x.double(), given.weight.double(), given.dy.double(), given.ends)
-            wanted = exact.run(product, "plain")
+            wanted = exact.run(product, "reference")
             ways = {"library": partial(given.run, product, "library")}
             for tiles in candidates():
                 ways[f"triton {_cut(tiles)}"] = partial(given.run_tiled, product, tiles)
@@ -358,15 +363,15 @@ def _measure_interpreted() -> dict[str, object]:
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
-    from meshwright.run.kernels.grouped_matmul_triton import Tiles
+    from meshwright.run.kernels.moe.grouped_gemm_kernel import GroupedGemmTiles
 
     torch.manual_seed(0)
-    small = Tiles(16, 16, 16, warps=4, stages=2)
+    small = GroupedGemmTiles(16, 16, 16, warps=4, stages=2)
     ends = torch.tensor([5, 5, 23], dtype=torch.int32)
     given = Operands(torch.randn(23, 24), torch.randn(3, 40, 24), torch.randn(23, 40), ends)
     worst = 0.0
     for product in PRODUCTS:
-        off = given.run_tiled(product, small) - given.run(product, "plain")
+        off = given.run_tiled(product, small) - given.run(product, "reference")
         worst = max(worst, off.abs().max().item())
     if worst > 1e-4:
         raise AssertionError(f"Triton's products are off by {worst}")

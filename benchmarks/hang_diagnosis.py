@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import figure
-from meshwright.observe.analyze.hang import diagnose
-from meshwright.timeline.readers.flight_recorder import (
-    Dumps,
+from meshwright.observe.analyze.hang import diagnose_hang
+from meshwright.timeline.readers.flight_recorder.flight_recorder_reader import (
+    DumpSet,
     parse_dump,
     read_flight_recorder,
 )
@@ -31,7 +31,7 @@ SAME = "gpu hangs, untimed"
 def named(dumps: Mapping[int, Any]) -> set[int]:
     """Return the ranks that are named as culprits."""
     read = tuple(parse_dump(data, f"d_{rank}", rank, 10**6) for rank, data in sorted(dumps.items()))
-    return {each.rank for each in diagnose(Dumps(read, {}, ())).culprits}
+    return {each.rank for each in diagnose_hang(DumpSet(read, {}, ())).culprits}
 
 
 def count(cases: int, *, delete: bool) -> dict[bool, Counter[str]]:
@@ -77,7 +77,7 @@ def rings_s(repeats: int) -> float:
         spent = []
         for _ in range(repeats):
             began = time.process_time()
-            verdict = diagnose(read_flight_recorder([folder]))
+            verdict = diagnose_hang(read_flight_recorder([folder]))
             spent.append(time.process_time() - began)
             if [each.rank for each in verdict.culprits] != [3]:
                 sys.exit("the rank that stopped was not named")

@@ -20,7 +20,7 @@ def case(what: str, folder: str) -> dict[str, Any]:
     """Do one job in this process."""
     start = time.process_time()
     if what == "command":
-        from meshwright.cli.main import main
+        from meshwright.cli import main
 
         with redirect_stdout(io.StringIO()):
             main(["analyze", folder, "--no-cache"])
@@ -31,11 +31,12 @@ def case(what: str, folder: str) -> dict[str, Any]:
     import numpy.ma  # noqa: F401  by numpy's own `unique`
 
     from meshwright.observe.analyze import critical_path  # noqa: F401
-    from meshwright.observe.runs import overview
+    from meshwright.observe.overview import analyze_run
     from meshwright.predict import network  # noqa: F401
     from meshwright.spec.catalog import hardware  # noqa: F401
-    from meshwright.timeline.readers import kineto, traces  # noqa: F401
-    from meshwright.timeline.readers.cache import Cache
+    from meshwright.timeline.readers import trace_folder
+    from meshwright.timeline.readers.kineto import kineto_reader  # noqa: F401
+    from meshwright.timeline.readers.trace_cache import TraceCache
 
     stages = {"import": time.process_time() - start}
     start = time.process_time()
@@ -44,12 +45,12 @@ def case(what: str, folder: str) -> dict[str, Any]:
         stages["all"] = time.process_time() - start
         return {"stages": stages, "spans": spans, "ranks": ranks}
     if what == "overview":
-        found = overview(folder, findings=False)
+        found = analyze_run(folder, with_findings=False)
         spans = sum(one.num_spans for one in found.ranks)
         stages["all"] = time.process_time() - start
         return {"stages": stages, "spans": spans, "ranks": len(found.ranks)}
-    cache = Cache(Path(os.environ[CACHE])) if what == "cached read" else None
-    for part in traces.read_each(folder, detail="shapes", cache=cache):
+    cache = TraceCache(Path(os.environ[CACHE])) if what == "cached read" else None
+    for part in trace_folder.iter_timelines(folder, detail="shapes", cache=cache):
         part.column("start_ns").max()
     stages["all"] = time.process_time() - start
     return {"stages": stages}
@@ -63,46 +64,55 @@ def _standard(folder: str) -> tuple[int, int]:
     the critical path of one step of the first rank, unless the trace is so large that `mw analyze`
     leaves it out, as it is left out for HTA.
     """
-    from meshwright.observe.analyze.breakdown import breakdown_of
-    from meshwright.observe.analyze.clocks import on_one_clock
-    from meshwright.observe.analyze.critical_path import critical_path
-    from meshwright.observe.analyze.idle import idle_of
-    from meshwright.observe.analyze.kernels import kernels_of
-    from meshwright.observe.analyze.launches import launches_of
-    from meshwright.observe.analyze.overlap import overlap_of
-    from meshwright.observe.analyze.selection import for_comparing
-    from meshwright.observe.analyze.steps import steps_of
-    from meshwright.observe.analyze.stragglers import stragglers
-    from meshwright.observe.analyze.summary import MOST_SPANS_ON_PATH
-    from meshwright.timeline.readers.traces import choose_traces, read_each
+    from meshwright.observe.analyze.collectives.clock_alignment import align_ranks
+    from meshwright.observe.analyze.collectives.stragglers import find_stragglers
+    from meshwright.observe.analyze.compute_efficiency.kernel_table import analyze_rank_kernels
+    from meshwright.observe.analyze.critical_path import find_critical_path
+    from meshwright.observe.analyze.device_time.breakdown import analyze_rank_breakdown
+    from meshwright.observe.analyze.device_time.idle_time import analyze_rank_idle
+    from meshwright.observe.analyze.device_time.launches import analyze_rank_launches
+    from meshwright.observe.analyze.device_time.overlap import analyze_rank_overlap
+    from meshwright.observe.analyze.rank_summary import MAX_CRITICAL_PATH_SPANS
+    from meshwright.observe.analyze.spans.row_selection import select_comparison_rows
+    from meshwright.observe.analyze.spans.steps import find_rank_steps
+    from meshwright.timeline.readers.trace_folder import choose_traces, iter_timelines
 
     spans, kept, found = 0, [], []
     several = len(choose_traces(folder)) > 1
-    for part in read_each(folder):
+    for part in iter_timelines(folder):
         spans += part.num_spans
-        analyses = (breakdown_of, overlap_of, idle_of, kernels_of, launches_of)
+        analyses = (
+            analyze_rank_breakdown,
+            analyze_rank_overlap,
+            analyze_rank_idle,
+            analyze_rank_kernels,
+            analyze_rank_launches,
+        )
         found.append([analyse(part) for analyse in analyses])
-        marks = steps_of(part).steps
-        if len(found) == 1 and marks and part.num_spans < MOST_SPANS_ON_PATH:
-            critical_path(part, step=marks[len(marks) // 2].number)
+        marks = find_rank_steps(part).steps
+        if len(found) == 1 and marks and part.num_spans < MAX_CRITICAL_PATH_SPANS:
+            find_critical_path(part, step=marks[len(marks) // 2].number)
         if several:
-            kept.append(for_comparing(part))
+            kept.append(select_comparison_rows(part))
     if several:
-        together = on_one_clock(*kept)
-        stragglers(together.whole, together.collectives)
+        together = align_ranks(*kept)
+        find_stragglers(together.timeline, together.collectives)
     return spans, len(found)
 
 
 def _compat(folder: str) -> dict[str, Any]:
     """The figures that HTA prints, by its rules, rank by rank."""
-    from meshwright.observe.analyze.hta.device_time import overlap_percent, temporal_breakdown
-    from meshwright.observe.analyze.hta.frame import frames
-    from meshwright.timeline.readers.traces import read_each
+    from meshwright.observe.analyze.hta.hta_device_time import (
+        get_comm_comp_overlap,
+        get_temporal_breakdown,
+    )
+    from meshwright.observe.analyze.hta.hta_frame import build_frames
+    from meshwright.timeline.readers.trace_folder import iter_timelines
 
     rows, overlaps = [], []
-    for part in read_each(folder, detail="full"):
-        (frame,) = frames(part)
-        found = temporal_breakdown(frame)
+    for part in iter_timelines(folder, detail="full"):
+        (frame,) = build_frames(part)
+        found = get_temporal_breakdown(frame)
         rows.append(
             (
                 found.rank,
@@ -114,7 +124,7 @@ def _compat(folder: str) -> dict[str, Any]:
                 },
             )
         )
-        overlaps.append((found.rank, overlap_percent(frame)))
+        overlaps.append((found.rank, get_comm_comp_overlap(frame)))
     return {
         "temporal": [row for _, row in sorted(rows, key=lambda item: item[0])],
         "overlap": [value for _, value in sorted(overlaps, key=lambda item: item[0])],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from meshwright.run.kernels.language import Backend
+    from meshwright.run.kernels.triton_compat import KernelBackend
     from meshwright.spec.model.feedforward import Activation
 
 ELEMENTS = 2**26
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     """Where rows run: on the GPU, or interpreted in a size that only shows that they work."""
 
     device: str
-    backend: "Backend"
+    backend: "KernelBackend"
     elements: int
     """Of an activation tensor."""
 
@@ -112,13 +112,13 @@ def _rms_norm(width: int, *, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         from torch.nn import functional
 
-        from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
+        from meshwright.run.kernels.norm.rms_norm import rms_norm, rms_norm_reference
 
         rows = place.rows(width)
         x, dy, weight = place.draw(rows, width), place.draw(rows, width), place.draw(width)
         job = Differentiated(
             lambda x, weight: rms_norm(x, weight, EPS, backend=place.backend),
-            lambda x, weight: plain_rms_norm(x, weight, EPS),
+            lambda x, weight: rms_norm_reference(x, weight, EPS),
             (x, weight),
             (dy,),
         )
@@ -135,7 +135,7 @@ def _add_rms_norm(width: int, *, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.rms_norm import add_rms_norm, plain_rms_norm
+        from meshwright.run.kernels.norm.rms_norm import add_rms_norm, rms_norm_reference
 
         rows = place.rows(width)
         x, residual, weight = *(place.draw(rows, width) for _ in range(2)), place.draw(width)
@@ -148,7 +148,7 @@ def _add_rms_norm(width: int, *, backward: bool) -> Callable[[Place], Work]:
         # The norm is that of the rounded sum; a zero residual leaves nothing to round.
         job = Differentiated(
             lambda x, w: add_rms_norm(x, torch.zeros_like(x), w, EPS, backend=place.backend),
-            lambda x, w: (plain_rms_norm(x, w, EPS), x * 1),
+            lambda x, w: (rms_norm_reference(x, w, EPS), x * 1),
             (x, weight),
             grads,
         )
@@ -159,7 +159,7 @@ def _add_rms_norm(width: int, *, backward: bool) -> Callable[[Place], Work]:
 
 def _head_norm(*, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
-        from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
+        from meshwright.run.kernels.norm.rms_norm import rms_norm, rms_norm_reference
 
         # Query heads of a fused projection with 32 + 2·8 heads of 128, of a model 4096 wide.
         rows, weight = place.rows(4096), place.draw(128)
@@ -167,7 +167,7 @@ def _head_norm(*, backward: bool) -> Callable[[Place], Work]:
         q = qkv[:, :, :32].detach()
         job = Differentiated(
             lambda q, weight: rms_norm(q, weight, EPS, backend=place.backend),
-            lambda q, weight: plain_rms_norm(q, weight, EPS),
+            lambda q, weight: rms_norm_reference(q, weight, EPS),
             (q, weight),
             (place.draw(*q.shape),),
         )
@@ -182,7 +182,10 @@ def _split_rotate(head_dim: int, *, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.rotary import plain_split_rotate, split_rotate
+        from meshwright.run.kernels.rotary.rotary import (
+            split_qkv_apply_rotary,
+            split_qkv_apply_rotary_reference,
+        )
 
         # As many tokens as make an activation of a model that is as wide as its query heads.
         heads, kv_heads, positions = 32, 8, min(4096, place.rows(32 * head_dim))
@@ -192,8 +195,8 @@ def _split_rotate(head_dim: int, *, backward: bool) -> Callable[[Place], Work]:
         qkv = place.draw(batch, positions, 48 * head_dim)
         job = Differentiated(
             # A leaf would be copied first; the gradient of a clone is passed on as it is.
-            lambda qkv: split_rotate(qkv.clone(), *sizes, backend=place.backend),
-            lambda qkv: plain_split_rotate(qkv, *sizes),
+            lambda qkv: split_qkv_apply_rotary(qkv.clone(), *sizes, backend=place.backend),
+            lambda qkv: split_qkv_apply_rotary_reference(qkv, *sizes),
             (qkv,),
             # Attention allocates dq, dk and dv like q, k and v, without the gaps between tokens.
             tuple(
@@ -205,7 +208,7 @@ def _split_rotate(head_dim: int, *, backward: bool) -> Callable[[Place], Work]:
             return Work(2 * 2 * qkv.numel(), job.backward(), job.error)
         turned = qkv.clone()
         moved = 2 * 2 * qkv.numel() * (heads + kv_heads) // 48
-        return Work(moved, lambda: split_rotate(turned, *sizes, backend=place.backend))
+        return Work(moved, lambda: split_qkv_apply_rotary(turned, *sizes, backend=place.backend))
 
     return make
 
@@ -214,22 +217,22 @@ def _split_norm_rotate(*, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.norm_rotate import (
-            HeadNorms,
-            plain_split_norm_rotate,
-            split_norm_rotate,
+        from meshwright.run.kernels.rotary.qk_norm_rope import (
+            QKNorms,
+            split_qkv_norm_rope,
+            split_qkv_norm_rope_reference,
         )
-        from meshwright.run.kernels.rotary import QkvSizes
+        from meshwright.run.kernels.rotary.rotary import QKVSizes
 
-        sizes, positions = QkvSizes(32, 4, 128), place.rows(2048)  # Qwen3-30B-A3B
+        sizes, positions = QKVSizes(32, 4, 128), place.rows(2048)  # Qwen3-30B-A3B
         angle = place.draw(positions, 64, dtype=torch.float32)
         turns = angle.cos(), angle.sin()
         grads = (place.draw(1, positions, each, 128) for each in (32, 4, 4))
         job = Differentiated(
-            lambda qkv, q, k: split_norm_rotate(
-                qkv, *sizes, *turns, HeadNorms(q, k, EPS), backend=place.backend
+            lambda qkv, q, k: split_qkv_norm_rope(
+                qkv, *sizes, *turns, QKNorms(q, k, EPS), backend=place.backend
             ),
-            lambda qkv, q, k: plain_split_norm_rotate(qkv, sizes, *turns, HeadNorms(q, k, EPS)),
+            lambda qkv, q, k: split_qkv_norm_rope_reference(qkv, sizes, *turns, QKNorms(q, k, EPS)),
             (place.draw(1, positions, sizes.width), place.draw(128), place.draw(128)),
             tuple(grads),
         )
@@ -242,12 +245,12 @@ def _split_norm_rotate(*, backward: bool) -> Callable[[Place], Work]:
 
 def _glu(activation: "Activation", width: int, *, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
-        from meshwright.run.kernels.glu import glu, plain_glu
+        from meshwright.run.kernels.activation.glu import glu, glu_reference
 
         rows = place.rows(width)
         job = Differentiated(
             lambda gate_up: glu(gate_up, activation, backend=place.backend),
-            lambda gate_up: plain_glu(gate_up, activation),
+            lambda gate_up: glu_reference(gate_up, activation),
             (place.draw(rows, 2 * width),),
             (place.draw(rows, width),),
         )
@@ -260,18 +263,22 @@ def _glu(activation: "Activation", width: int, *, backward: bool) -> Callable[[P
 
 def _glu_again(width: int) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
-        from meshwright.run.kernels.glu import LIMIT, plain_glu, ungate
+        from meshwright.run.kernels.activation.glu import (
+            DEFAULT_CLAMP_LIMIT,
+            glu_backward,
+            glu_reference,
+        )
 
         rows = place.rows(width)
         gate_up, dgated = place.draw(rows, 2 * width), place.draw(rows, width)
 
         def call() -> "tuple[torch.Tensor, torch.Tensor | None]":
-            return ungate(gate_up, dgated, "silu", LIMIT, again=True)
+            return glu_backward(gate_up, dgated, "silu", DEFAULT_CLAMP_LIMIT, again=True)
 
         def error() -> float:
             gated = call()[1]
             assert gated is not None
-            return largest_error((gated,), (plain_glu(gate_up.double(), "silu"),))
+            return largest_error((gated,), (glu_reference(gate_up.double(), "silu"),))
 
         return Work(6 * 2 * rows * width, call, error)
 

@@ -23,21 +23,21 @@ def _gradient_norm(kinds: tuple[str, ...]) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.gradient_norm import gradient_norm
-        from meshwright.run.kernels.tensor_list import TensorList
+        from meshwright.run.kernels.optimizer.grad_norm import compute_grad_norm
+        from meshwright.run.kernels.optimizer.multi_tensor import TensorList
 
         grads = tuple(
             grad for kind in kinds for grad in _parameters(place, len(kinds), getattr(torch, kind))
         )
-        listed = TensorList.of(grads)
+        listed = TensorList.from_tensors(grads)
         exact = torch.stack([each.double().square().sum() for each in grads]).sum().sqrt()
 
         def error() -> float:
-            return abs(float(gradient_norm(listed, backend=place.backend).norm / exact) - 1)
+            return abs(float(compute_grad_norm(listed, backend=place.backend).norm / exact) - 1)
 
         return Work(
             sum(each.numel() * each.element_size() for each in grads),
-            lambda: gradient_norm(listed, backend=place.backend),
+            lambda: compute_grad_norm(listed, backend=place.backend),
             error,
             lambda: torch.nn.utils.get_total_norm(grads, foreach=True),
         )
@@ -51,30 +51,30 @@ def _adamw(
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.adamw import FusedUpdate
-        from meshwright.run.kernels.optimizer_tensors import (
+        from meshwright.run.kernels.optimizer.fused_update import FusedOptimizerUpdate
+        from meshwright.run.kernels.optimizer.global_index import GlobalIndexMap
+        from meshwright.run.kernels.optimizer.update_inputs import (
             OptimizerTensors,
-            Rule,
-            new_moment,
-            pace,
+            UpdateRule,
+            allocate_moment,
+            make_step_scalars,
         )
-        from meshwright.run.kernels.places import Places
 
         params = _parameters(place, 2, getattr(torch, weights))
         grads = tuple(place.draw(each.numel()) for each in params)
-        rule = Rule("adamw", 0.9, 0.95, 1e-8)
+        rule = UpdateRule("adamw", 0.9, 0.95, 1e-8)
         tensors = OptimizerTensors(
             params=params,
             masters=tuple(each.float() for each in params) if master else (),
-            moments=tuple(new_moment(params, moments, index) for index in range(2)),
-            keys=tuple(range(len(params))),
-            shares=(1.0,) * len(params),
-            decays=(0.1,) * len(params),
-            places=(Places(),) * len(params),
+            moments=tuple(allocate_moment(params, moments, index) for index in range(2)),
+            rounding_keys=tuple(range(len(params))),
+            lr_multipliers=(1.0,) * len(params),
+            weight_decays=(0.1,) * len(params),
+            global_index_maps=(GlobalIndexMap(),) * len(params),
         )
-        update = FusedUpdate(tensors, rule, backend=place.backend)
+        update = FusedOptimizerUpdate(tensors, rule, backend=place.backend)
         step = torch.ones((), dtype=torch.int64, device=place.device)
-        now = pace(step, 1e-5, rule)
+        now = make_step_scalars(step, 1e-5, rule)
         # A gradient and a weight (its master where there is one), then the two moments.
         held = 4 if master or weights == "float32" else 2
         moment = {"fp32": 4, "bf16": 2, "int8": 1}[moments]
@@ -89,15 +89,19 @@ def _adamw(
 def _softmax_rows(place: Place) -> Work:
     import torch
 
-    from meshwright.run.kernels.cross_entropy_rows import LossRule, turn_rows
+    from meshwright.run.kernels.loss.cross_entropy_kernel import (
+        CrossEntropyOptions,
+        cross_entropy_rows_,
+    )
 
     rows = max(2, place.elements * 4 // VOCABULARY)
     logits = place.draw(rows, VOCABULARY)
     labels = torch.randint(0, VOCABULARY, (rows,), device=place.device)
     nats, lse = (torch.empty(rows, device=place.device) for _ in range(2))
-    rule = LossRule(ignore=-100, softcap=None, scale=None, z_loss=0.0)
+    rule = CrossEntropyOptions(ignore_index=-100, softcap=None, scale=None, z_loss=0.0)
     return Work(
-        2 * 2 * logits.numel(), lambda: turn_rows(logits, labels, nats, lse, rule, gradient=True)
+        2 * 2 * logits.numel(),
+        lambda: cross_entropy_rows_(logits, labels, nats, lse, rule, gradient=True),
     )
 
 
@@ -105,7 +109,7 @@ def _scaled(kind: str) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.scaled import scaled
+        from meshwright.run.kernels.loss.scale_tensor import scale_tensor
 
         dtype = getattr(torch, kind)
         x = place.draw(place.elements * 4, dtype=dtype)
@@ -113,12 +117,12 @@ def _scaled(kind: str) -> Callable[[Place], Work]:
 
         def error() -> float:
             few = x[:4099]
-            got = scaled(few, factor, torch.bfloat16, backend=place.backend)
+            got = scale_tensor(few, factor, torch.bfloat16, backend=place.backend)
             return largest_error((got,), (few.double() * factor.double(),))
 
         return Work(
             (x.element_size() + 2) * x.numel(),
-            lambda: scaled(x, factor, torch.bfloat16, backend=place.backend),
+            lambda: scale_tensor(x, factor, torch.bfloat16, backend=place.backend),
             error,
             lambda: torch.mul(x, factor, out=torch.empty_like(x, dtype=torch.bfloat16)),
         )
@@ -130,17 +134,25 @@ def _quantize(
     scaling: Literal["tensor", "row", "1x128", "128x128"], *, transpose: bool
 ) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
-        from meshwright.run.kernels import quantize_fp8 as fp8
+        from meshwright.run.kernels.fp8 import quantization
 
         x = place.draw(max(128, place.rows(4096)), 4096)
         call: Callable[[], object]
         if scaling == "tensor":
-            call = partial(fp8.quantize_tensorwise, x, transpose=transpose, backend=place.backend)
+            call = partial(
+                quantization.quantize_tensorwise, x, transpose=transpose, backend=place.backend
+            )
         elif scaling == "row":
-            call = partial(fp8.quantize_rowwise, x, transpose=transpose, backend=place.backend)
+            call = partial(
+                quantization.quantize_rowwise, x, transpose=transpose, backend=place.backend
+            )
         else:
             call = partial(
-                fp8.quantize_blockwise, x, scaling, transpose=transpose, backend=place.backend
+                quantization.quantize_blockwise,
+                x,
+                scaling,
+                transpose=transpose,
+                backend=place.backend,
             )
         # One scale for all has to be known before the first number is written, and so has that of
         # a column: a second pass over the input.
@@ -154,7 +166,7 @@ def _experts(move: Literal["dispatch", "combine"], *, backward: bool) -> Callabl
     def make(place: Place) -> Work:
         import torch
 
-        from meshwright.run.kernels.permute import combine, dispatch, sort_by_expert
+        from meshwright.run.kernels.moe.token_permutation import permute, sort_by_expert, unpermute
 
         width, chosen, experts = 2048, 8, 128  # Qwen3-30B-A3B
         tokens = max(2, place.rows(width) // 4)
@@ -164,12 +176,12 @@ def _experts(move: Literal["dispatch", "combine"], *, backward: bool) -> Callabl
         if move == "dispatch":
             x = place.draw(tokens, width).requires_grad_(backward)
             inputs: tuple[torch.Tensor, ...] = (x,)
-            forward = partial(dispatch, x, order, backend=place.backend)
+            forward = partial(permute, x, order, backend=place.backend)
         else:
             y = place.draw(tokens * chosen, width).requires_grad_(backward)
             weights.requires_grad_(backward)
             inputs = y, weights
-            forward = partial(combine, y, order, weights, backend=place.backend)
+            forward = partial(unpermute, y, order, weights, backend=place.backend)
         rows = tokens * (1 + chosen * (2 if backward and move == "combine" else 1))
         if not backward:
             return Work(2 * rows * width, forward)

@@ -27,7 +27,7 @@ from benchmarks.kernel_rows import ELEMENTS, MODEL_ROWS, Place, Row, Work
 from benchmarks.kernel_rows_training import TRAINING_ROWS
 from benchmarks.machine import describe
 from benchmarks.result import Measured, Result, figure, met
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "kernels"
 QUESTION = "How near do memory-bound kernels come to the copy bandwidth of one GPU?"
@@ -119,7 +119,7 @@ def _measure_gpu(rows: tuple[Row, ...], elements: int) -> tuple[list[Timed], lis
 
     if not torch.cuda.is_available():
         hint = "see it work with python -m benchmarks.run kernels --quick"
-        raise MissingPart("this benchmark needs a CUDA GPU", hint)
+        raise MissingDependency("this benchmark needs a CUDA GPU", hint)
     torch.manual_seed(0)
     queue = _Queue(2 * GIB)
     timed, absent = [], []
@@ -209,7 +209,7 @@ def main() -> int:
     started = time.perf_counter()
     try:
         timed, absent, copy_per_s = _measure_gpu(chosen, ELEMENTS)
-    except MissingPart as missing:
+    except MissingDependency as missing:
         print(f"{missing}\nhint: {missing.hint}", file=sys.stderr)
         return missing.exit_code
     measured = msgspec.convert(_report(timed, absent, copy_per_s), Measured)

@@ -8,7 +8,12 @@ from importlib import metadata
 
 import msgspec
 
-from meshwright.observe.bench.host import cores, gpus, memory_bytes, processor
+from meshwright.observe.hardware.machine import (
+    count_cores,
+    list_gpus,
+    read_cpu_model,
+    read_memory_bytes,
+)
 
 PACKAGES = ("duckdb", "meshwright", "msgspec", "numpy", "pandas", "polars", "pyarrow", "torch")
 """The packages whose version can change a result."""
@@ -36,14 +41,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 def describe() -> Machine:
     """Look at this machine."""
     return Machine(
-        cpu=processor(),
-        cores=cores(),
-        memory_bytes=memory_bytes(),
+        cpu=read_cpu_model(),
+        cores=count_cores(),
+        memory_bytes=read_memory_bytes(),
         # What follows the dash names a distribution's or a cloud's own build.
         system=f"{platform.system()} {platform.release().partition('-')[0]}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
         packages=_packages(),
-        gpus=gpus(),
+        gpus=list_gpus(),
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshwright.run.parallel.mesh import Mesh
-    from meshwright.run.parallel.recorder import Recorder
+    from meshwright.run.parallel.timeline_recorder import TimelineRecorder
 
 NAME = "parallel_recording"
 QUESTION = "What does recording cost a step of several ranks?"
@@ -61,13 +61,13 @@ class Seen(NamedTuple):
 
 def measure(quick: bool) -> dict[str, object]:
     """Measure every layout."""
-    from meshwright.run.parallel.collective.launch import launch
+    from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 
     size = QUICK if quick else FULL
     figures: list[dict[str, object]] = []
     for name, words in LAYOUTS.items():
         with tempfile.TemporaryDirectory() as folder:
-            seen = Seen(*launch(2, _on_rank, words, size, Path(folder), timeout_s=900)[0])
+            seen = Seen(*spawn_ranks(2, _on_rank, words, size, Path(folder), timeout_s=900)[0])
         figures += [
             {"name": f"{name}: step", "value": round(1e3 * seen.without_s, 1), "unit": "ms"},
             {"name": f"{name}: spans of a step and rank", "value": round(seen.spans), "unit": ""},
@@ -113,12 +113,12 @@ def _standard_error(values: list[float]) -> float:
 
 def _on_rank(words: dict[str, object], size: Size, folder: Path) -> tuple[object, ...]:
     """Train by turns with and without a recorder."""
-    from meshwright.run.parallel.recorder import Recorder
+    from meshwright.run.parallel.timeline_recorder import TimelineRecorder
 
     mesh, step = _steps(words, size)
-    recorder = Recorder(folder / "timeline", mesh.rank)
+    recorder = TimelineRecorder(folder / "timeline", mesh.rank)
 
-    def timed(who: "Recorder | None") -> float:
+    def timed(who: "TimelineRecorder | None") -> float:
         mesh.recorder = None
         mesh.world.barrier()
         mesh.recorder = who
@@ -150,22 +150,29 @@ def _steps(words: dict[str, object], size: Size) -> "tuple[Mesh, Callable[[], ob
     import torch
 
     from meshwright.run.parallel.mesh import Mesh
-    from meshwright.run.parallel.sync import make_sync
-    from meshwright.run.train.data.batch import Batch, Sequence
-    from meshwright.run.train.optimizer import OptimizerSettings, make_optimizer
-    from meshwright.run.train.spread_step import SpreadStep, make_spread
+    from meshwright.run.parallel.zero.gradient_sync import make_gradient_sync
+    from meshwright.run.train.data.batch import SequenceInfo, TrainBatch
+    from meshwright.run.train.optimizer import OptimizerConfig, make_optimizer
+    from meshwright.run.train.step_backend import MeshStepBackend, make_sharded_model
     from meshwright.spec.layout import Layout
-    from meshwright.spec.model import decoder
+    from meshwright.spec.model import build_decoder_model
 
     wide = 3 * size.hidden
-    model = decoder("dense", layers=size.layers, hidden=size.hidden, heads=4, ffn=wide, vocab=4096)
+    model = build_decoder_model(
+        "dense", layers=size.layers, hidden=size.hidden, heads=4, ffn=wide, vocab=4096
+    )
     layout = msgspec.convert({"precision": "fp32", "microbatch": 1} | words, Layout)
-    spread = make_spread(model, Mesh(layout), seed=1)
-    sync = make_sync(spread)
-    settings = OptimizerSettings()
+    spread = make_sharded_model(model, Mesh(layout), seed=1)
+    sync = make_gradient_sync(spread)
+    settings = OptimizerConfig()
     optimizer = make_optimizer(sync.named_parameters(), layout, settings, total_steps=10_000)
-    step = SpreadStep(spread, sync, optimizer, microbatch=1)
-    whole = Sequence(documents=1, longest=size.length, targets=size.length, filled=size.length)
+    step = MeshStepBackend(spread, sync, optimizer, microbatch=1)
+    whole = SequenceInfo(
+        documents=1,
+        max_document_length=size.length,
+        num_targets=size.length,
+        num_tokens=size.length,
+    )
     count = size.sequences // layout.dp
     rows = torch.randint(0, 4096, (count, size.length + 1))
     given = (rows[:, :-1].clone(), rows[:, 1:].clone(), None, None, (whole,) * count)
@@ -173,22 +180,24 @@ def _steps(words: dict[str, object], size: Size) -> "tuple[Mesh, Callable[[], ob
 
     def run() -> None:
         number = next(numbers)
-        step(Batch(number, *given), number)
+        step(TrainBatch(number, *given), number)
 
     return spread.mesh, run
 
 
 def _counted(folder: Path, mesh: "Mesh", steps: int, step_s: float) -> tuple[float, float, float]:
     """Return a step's spans, what one costs, and the share of a step that recording takes."""
-    from meshwright.run.parallel.recorder import FLUSH_NS, Recorder
-    from meshwright.timeline import read
+    from meshwright.run.parallel.timeline_recorder import FLUSH_NS, TimelineRecorder
+    from meshwright.timeline import read_timeline
 
-    timeline = read(folder / "timeline", columns=["lane", "kind"], ranks=[mesh.rank])
-    lanes, kinds = timeline.strings("lane"), timeline.strings("kind")
-    passes = sum(int((lanes.codes == i).sum()) for i, v in enumerate(lanes.values) if v == "passes")
+    timeline = read_timeline(folder / "timeline", columns=["lane", "kind"], ranks=[mesh.rank])
+    lanes, kinds = timeline.string_column("lane"), timeline.string_column("kind")
+    passes = sum(
+        int((lanes.codes == i).sum()) for i, v in enumerate(lanes.values) if v == "forward-backward"
+    )
     waits = sum(int((kinds.codes == i).sum()) for i, v in enumerate(kinds.values) if v == "wait")
     spans = timeline.num_spans / steps
-    own = Recorder(folder / "own", mesh.rank)
+    own = TimelineRecorder(folder / "own", mesh.rank)
     # A collective leaves two spans, itself and the wait for it.
     exchange = _exchange(own)
     pass_s, exchange_s, other_s = map(_mean_s, (_pass(own, mesh), exchange, _phase(own)))
@@ -203,7 +212,7 @@ def _counted(folder: Path, mesh: "Mesh", steps: int, step_s: float) -> tuple[flo
     flush_s = time.perf_counter() - began
     began = time.perf_counter()
     own.close()
-    with Recorder(folder / "own", mesh.rank):
+    with TimelineRecorder(folder / "own", mesh.rank):
         turned_s = time.perf_counter() - began
     share = written_s / step_s + flush_s / (FLUSH_NS / 1e9) + turned_s / (KEEP_STEPS * step_s)
     return spans, written_s / spans, share
@@ -223,15 +232,15 @@ def _mean_s(write: "Callable[[int], object]") -> float:
     return median(found)
 
 
-def _pass(recorder: "Recorder", mesh: "Mesh") -> "Callable[[int], None]":
+def _pass(recorder: "TimelineRecorder", mesh: "Mesh") -> "Callable[[int], None]":
     """Return what writes a pass."""
-    from meshwright.spec.layout.stages import Chunk
+    from meshwright.spec.layout.pipeline_chunks import ModelChunk
 
-    chunk = Chunk(mesh.place.pp, mesh.place.pp, 0, 4, True, True)
-    return lambda number: recorder.passed("F", chunk, number % 16, 1e-3)
+    chunk = ModelChunk(mesh.coordinate.pp, mesh.coordinate.pp, 0, 4, True, True)
+    return lambda number: recorder.record_pass("F", chunk, number % 16, 1e-3)
 
 
-def _exchange(recorder: "Recorder") -> "Callable[[int], None]":
+def _exchange(recorder: "TimelineRecorder") -> "Callable[[int], None]":
     """Return what writes a collective and the wait for it, and reads the clock for it."""
     import torch
 
@@ -239,7 +248,7 @@ def _exchange(recorder: "Recorder") -> "Callable[[int], None]":
 
     def write(number: int) -> None:
         issued_ns, since_ns, end_ns = time.time_ns(), time.time_ns(), time.time_ns()
-        recorder.collective(
+        recorder.record_collective(
             "tp",
             "all_reduce sum",
             4096 + number % 8,
@@ -252,7 +261,7 @@ def _exchange(recorder: "Recorder") -> "Callable[[int], None]":
     return write
 
 
-def _phase(recorder: "Recorder") -> "Callable[[int], None]":
+def _phase(recorder: "TimelineRecorder") -> "Callable[[int], None]":
     """Return what writes a span around some lines."""
 
     def write(_: int) -> None:

@@ -7,7 +7,7 @@ own; see `train_contenders` for what a step is.
 from statistics import median
 
 from benchmarks.train_step import Case, run
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "parallel_step"
 QUESTION = "What does a mesh cost where there is one device?"
@@ -21,7 +21,9 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not quick and not torch.cuda.is_available():
-        raise MissingPart("training steps of real models are timed on a GPU", "use --quick here")
+        raise MissingDependency(
+            "training steps of real models are timed on a GPU", "use --quick here"
+        )
     figures: list[dict[str, object]] = []
     for shape, batch in (("tiny", 2),) if quick else SHAPES:
         length = 64 if quick else 4096

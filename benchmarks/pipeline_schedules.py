@@ -7,8 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from meshwright.policy.pipeline import Lengths, build, verify, with_transfers, zero_bubble
-from meshwright.policy.pipeline.tuning import finish
+from meshwright.policy.pipeline import (
+    PipelinePassDurations,
+    add_transfers,
+    build_schedule,
+    find_zero_bubble_schedule,
+    verify_schedule,
+)
+from meshwright.policy.pipeline.schedule_tuner import compute_makespan
 from meshwright.spec.layout import ScheduleKind
 
 NAME = "pipeline_schedules"
@@ -35,7 +41,7 @@ CASES = (
     Case("dualpipe", 16, 256),
     Case("dualpipe-v", 16, 256),
 )
-LENGTHS = Lengths(forward=10, backward_input=11, backward_weight=8, transfer=1)
+LENGTHS = PipelinePassDurations(forward=10, backward_input=11, backward_weight=8, transfer=1)
 
 
 def median_s(work: Callable[[], object]) -> float:
@@ -50,8 +56,10 @@ def median_s(work: Callable[[], object]) -> float:
 
 def build_and_verify(case: Case) -> None:
     """Build one schedule and refuse to go on where it is unsound."""
-    schedule = build(case.kind, case.ranks, case.microbatches, virtual_stages=case.virtual_stages)
-    problems = verify(schedule)
+    schedule = build_schedule(
+        case.kind, case.ranks, case.microbatches, virtual_stages=case.virtual_stages
+    )
+    problems = verify_schedule(schedule)
     if problems:
         raise AssertionError(problems)
 
@@ -91,12 +99,12 @@ def title(case: Case) -> str:
 def idle_shares(ranks: int, microbatches: int) -> list[dict[str, object]]:
     """Return how long the tuner takes, and what three orders idle."""
     start = time.perf_counter()
-    tuned = zero_bubble(ranks, microbatches, LENGTHS, max_in_flight=3 * ranks)
+    tuned = find_zero_bubble_schedule(ranks, microbatches, LENGTHS, max_in_flight=3 * ranks)
     tuned_s = time.perf_counter() - start
     work = microbatches * (LENGTHS.forward + LENGTHS.backward_input + LENGTHS.backward_weight)
     orders = {
-        "1f1b": build("1f1b", ranks, microbatches),
-        "zb-h1": build("zb-h1", ranks, microbatches),
+        "1f1b": build_schedule("1f1b", ranks, microbatches),
+        "zb-h1": build_schedule("zb-h1", ranks, microbatches),
         "zero_bubble, 3p in flight": tuned,
     }
     name = f"zero_bubble {ranks}, {microbatches} microbatches"
@@ -105,7 +113,7 @@ def idle_shares(ranks: int, microbatches: int) -> list[dict[str, object]]:
         *(
             {
                 "name": f"idle share of {name}",
-                "value": 100 * (finish(order, LENGTHS)[1] / work - 1),
+                "value": 100 * (compute_makespan(order, LENGTHS)[1] / work - 1),
                 "unit": "%",
             }
             for name, order in orders.items()
@@ -127,14 +135,18 @@ def measure(quick: bool) -> dict[str, object]:
     ]
     first, second = cases[:2]
     only_build = partial(
-        build, first.kind, first.ranks, first.microbatches, virtual_stages=first.virtual_stages
+        build_schedule,
+        first.kind,
+        first.ranks,
+        first.microbatches,
+        virtual_stages=first.virtual_stages,
     )
-    plain = build(second.kind, second.ranks, second.microbatches)
+    plain = build_schedule(second.kind, second.ranks, second.microbatches)
     figures += [
         {"name": f"{title(first)}, built only", "value": median_s(only_build), "unit": "s"},
         {
             "name": f"transfers into {title(second)}",
-            "value": median_s(partial(with_transfers, plain)),
+            "value": median_s(partial(add_transfers, plain)),
             "unit": "s",
         },
         *idle_shares(*((4, 16) if quick else (16, 256))),

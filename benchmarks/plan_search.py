@@ -20,11 +20,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.run import Benchmark, run_all
-from meshwright.predict.plan import Question, Space, find_plans
-from meshwright.predict.plan.everything import try_everything
-from meshwright.predict.plan.size import space_size
-from meshwright.spec import Layout, Training, catalog
-from meshwright.spec.model import gpt
+from meshwright.predict.plan import LayoutSpace, PlanQuestion, find_plans
+from meshwright.predict.validation.plans.exhaustive_search import search_exhaustively
+from meshwright.predict.validation.plans.space_size import count_layouts
+from meshwright.spec import Layout, TrainingWorkload, catalog
+from meshwright.spec.model import build_gpt
 
 NAME = "plan_search"
 QUESTION = "How fast does one core go through layouts, and prove which is best?"
@@ -46,17 +46,17 @@ WHOLE = {
 """Model, cluster, GPUs, sequences in a batch and their length, seconds promised for the proof."""
 
 
-def whole(name: str) -> Question:
+def whole(name: str) -> PlanQuestion:
     """Return the question that leaves every field open."""
     model, cluster, gpus, batch, length, _ = WHOLE[name]
-    return Question(
-        model=catalog.model(model),
-        cluster=catalog.cluster(cluster).with_gpus(gpus),
-        workload=Training(tokens=10**12, sequence_length=length, global_batch=batch),
+    return PlanQuestion(
+        model=catalog.get_model(model),
+        cluster=catalog.get_cluster(cluster).with_gpus(gpus),
+        workload=TrainingWorkload(tokens=10**12, sequence_length=length, global_batch=batch),
     )
 
 
-def calculon_problem(**more: tuple[Any, ...]) -> Question:
+def calculon_problem(**more: tuple[Any, ...]) -> PlanQuestion:
     """Return Calculon's problem with the choices that Calculon has, some of them narrowed.
 
     Its kinds of tensor communication are sequence parallelism here, the network it picks for every
@@ -73,16 +73,18 @@ def calculon_problem(**more: tuple[Any, ...]) -> Question:
         "shard": (None,),
         "offload": ((),),
     }
-    model = gpt("megatron-1t", layers=128, hidden=25600, heads=160, vocab=51200, max_positions=2048)
-    return Question(
+    model = build_gpt(
+        "megatron-1t", layers=128, hidden=25600, heads=160, vocab=51200, max_positions=2048
+    )
+    return PlanQuestion(
         model=model,
-        cluster=catalog.cluster("dgx-a100-80g").with_gpus(4096),
-        workload=Training(tokens=10**12, sequence_length=2048, global_batch=4096),
-        space=Space(base=Layout(precision="fp16"), fixed={**fixed, **more}),
+        cluster=catalog.get_cluster("dgx-a100-80g").with_gpus(4096),
+        workload=TrainingWorkload(tokens=10**12, sequence_length=2048, global_batch=4096),
+        space=LayoutSpace(base=Layout(precision="fp16"), fixed={**fixed, **more}),
     )
 
 
-def freed() -> Question:
+def freed() -> PlanQuestion:
     """Return Calculon's problem with recompute on any number of layers, as the search sees it."""
     question = calculon_problem()
     fixed = {k: v for k, v in question.space.fixed.items() if k != "recompute_layers"}
@@ -95,22 +97,22 @@ def case(name: str) -> dict[str, float]:
         more = {"order": ("tp-cp-ep-dp-pp",)} if name == USUAL else {}
         question = calculon_problem(**more)
         start, cpu = time.perf_counter(), time.process_time()
-        tally = try_everything(question)
+        tally = search_exhaustively(question)
         took = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu}
-        if tally.best is None or tally.tried != space_size(question):
-            raise RuntimeError(f"{tally.tried} tried of {space_size(question)} layouts")
-        more_ = {"tried": tally.tried, "fit": tally.fitting, "pipelines": tally.pipelines}
+        if tally.best is None or tally.tried != count_layouts(question):
+            raise RuntimeError(f"{tally.tried} tried of {count_layouts(question)} layouts")
+        more_ = {"tried": tally.tried, "fit": tally.feasible, "pipelines": tally.pipelines}
         return took | more_ | {"best_s": tally.best.step_s}
     question = freed() if name == PROVED else whole(name)
     start, cpu = time.perf_counter(), time.process_time()
     answer = find_plans(question, most=1, execute=False)
     took = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu}
-    if not answer.proved:
+    if not answer.is_proved:
         raise RuntimeError(f"{name}: the search ended without a proof")
     return took | {
-        "judged": answer.judged,
+        "judged": answer.layouts_bounded,
         "evaluated": answer.evaluated,
-        "size": space_size(question),
+        "size": count_layouts(question),
         "best_s": answer.best.step.step_s,
     }
 

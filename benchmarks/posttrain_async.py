@@ -8,7 +8,8 @@ the process that trains. Prompts come into most steps of an engine that never wa
 are captured, in both ways: `mw simulate rl` says what staleness and captured steps are worth.
 
     python -m benchmarks.posttrain_async [--tiny] [--steps 24] [--seeds 0 1 2]
-        [--ways "synchronous" "asynchronous"] [--staleness 2] [--graph-tokens 4096] [--out FILE]
+        [--ways "synchronous" "asynchronous"] [--staleness 2]
+        [--max-cudagraph-capture-size 4096] [--out FILE]
 """
 
 import argparse
@@ -20,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "posttrain_async"
 QUESTION = "How much faster is asynchronous than synchronous reinforcement learning on one GPU?"
@@ -30,35 +31,35 @@ TWO_PROCESSES = "asynchronous"
 WAYS = (SYNCHRONOUS, TWO_PROCESSES, ONE_PROCESS)
 """Threads of one process take turns at its interpreter, which costs all that overlapping gains."""
 STALENESS = 2
-GRAPH_TOKENS = 4096
+MAX_CUDAGRAPH_CAPTURE_SIZE = 4096
 
 
 def settings(
     *, tiny: bool, seed: int, steps: int, model: str, warms: bool = False, **given: Any
 ) -> Any:
     """Return a run from a model, or its warm-up; a tiny one does for a processor."""
-    from meshwright.run.posttrain.loop.settings import (
-        EvaluateSettings,
-        LoopSettings,
-        ObjectiveSettings,
-        TaskSettings,
-        WarmUpSettings,
+    from meshwright.run.posttrain.rl.config.rl_config import (
+        ObjectiveConfig,
+        RLConfig,
+        RLEvaluationConfig,
+        TaskConfig,
+        WarmupConfig,
     )
-    from meshwright.run.train.optimizer.settings import OptimizerSettings
+    from meshwright.run.train.optimizer.optimizer_config import OptimizerConfig
 
     longest = 24 if tiny else 256
     warm_up = (4 if tiny else 300) if warms else 0
-    return LoopSettings(
+    return RLConfig(
         seed=seed,
         steps=steps,
-        prompts=4 if tiny else 32,
-        samples=4 if tiny else 8,
-        task=TaskSettings(digits=4, longest=longest, reward="share"),
+        prompts_per_step=4 if tiny else 32,
+        group_size=4 if tiny else 8,
+        task=TaskConfig(digits=4, longest=longest, reward="share"),
         model=model,
-        warm_up=WarmUpSettings(steps=warm_up, answers=16 if tiny else 64, lr=3e-4),
-        objective=ObjectiveSettings(minibatches=2),
-        optimizer=OptimizerSettings(lr=5e-5, schedule="linear", warmup_steps=0, decay=0.01),
-        evaluate=EvaluateSettings(prompts=20 if tiny else 1000),
+        warm_up=WarmupConfig(steps=warm_up, answers=16 if tiny else 64, lr=3e-4),
+        objective=ObjectiveConfig(minibatches=2),
+        optimizer=OptimizerConfig(lr=5e-5, schedule="linear", warmup_steps=0, weight_decay=0.01),
+        evaluate=RLEvaluationConfig(num_prompts=20 if tiny else 1000),
         microbatch_tokens=2048 if tiny else 32768,
         threads=1 if tiny else None,
         **given,
@@ -67,40 +68,40 @@ def settings(
 
 def warmed_up(folder: Path, *, tiny: bool, seed: int) -> str:
     """Write the model that all runs of a seed begin with; return where."""
-    from meshwright.run.nn.build import build
-    from meshwright.run.nn.huggingface import save
-    from meshwright.run.nn.initialise import materialise
-    from meshwright.run.posttrain.loop import run
-    from meshwright.run.posttrain.loop.tasks import tasks_of
-    from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
+    from meshwright.run.nn.decoder_builder import build_decoder
+    from meshwright.run.nn.huggingface import save_hf_checkpoint
+    from meshwright.run.nn.weight_init import materialize
+    from meshwright.run.posttrain.rl import run_rl
+    from meshwright.run.posttrain.rollout.sorting_task.sorting_digits import DigitTokenizer
+    from meshwright.spec.model import AttentionSpec, BlockSpec, MLPSpec, Model, Rotary
 
     layers, wide, heads, ffn = (2, 32, 2, 64) if tiny else (12, 768, 12, 2048)
-    plan = settings(tiny=tiny, seed=seed, steps=1, model="-", rollout_only=True)
-    vocab = tasks_of(plan).vocab
-    mixer = Attention(heads=heads, kv_heads=heads, head_dim=wide // heads, rotary=Rotary())
-    decoder = build(
+    mixer = AttentionSpec(heads=heads, kv_heads=heads, head_dim=wide // heads, rotary=Rotary())
+    decoder = build_decoder(
         Model(
-            name="sorter", family="llama", hidden=wide, vocab=vocab or 0, pattern=f"{layers}*plain",
-            blocks=(Block(name="plain", mixer=mixer, mlp=Mlp(width=ffn)),), max_positions=1024,
+            name="sorter", family="llama", hidden=wide, vocab=DigitTokenizer.vocab,
+            pattern=f"{layers}*plain",
+            blocks=(BlockSpec(name="plain", mixer=mixer, mlp=MLPSpec(width=ffn)),),
+            max_positions=1024,
         )
     )  # fmt: skip
-    materialise(decoder, "cpu", seed=seed)
+    materialize(decoder, "cpu", seed=seed)
     drawn, ready = folder / "drawn", folder / "ready"
-    save(decoder, drawn)
+    save_hf_checkpoint(decoder, drawn)
     plan = settings(tiny=tiny, seed=seed, steps=1, model=str(drawn), warms=True, rollout_only=True)
-    save(run(plan).decoder, ready)
+    save_hf_checkpoint(run_rl(plan).decoder, ready)
     # Compiles what all runs use.
-    run(settings(tiny=tiny, seed=seed, steps=2, model=str(ready)))
+    run_rl(settings(tiny=tiny, seed=seed, steps=2, model=str(ready)))
     return str(ready)
 
 
 def one(*, tiny: bool, seed: int, steps: int, model: str, **given: Any) -> dict[str, Any]:
     """Train once; return the pace of its steps and what it came to."""
-    from meshwright.run.posttrain.loop import run
+    from meshwright.run.posttrain.rl import run_rl
 
-    outcome = run(settings(tiny=tiny, seed=seed, steps=steps, model=model, **given))
+    outcome = run_rl(settings(tiny=tiny, seed=seed, steps=steps, model=model, **given))
     # All steps: an asynchronous run fills its pipe in the first ones and drains it in the last.
-    rows = outcome.rows
+    rows = outcome.step_metrics
     seconds = sum(row["step_s"] for row in rows)
     drawn = sum(row["answers"] * row["length_mean"] for row in rows)
     return {
@@ -110,10 +111,10 @@ def one(*, tiny: bool, seed: int, steps: int, model: str, **given: Any) -> dict[
         "length_mean": statistics.mean(row["length_mean"] for row in rows),
         "length_max": max(row["length_max"] for row in rows),
         "staleness_mean": statistics.mean(row["staleness_mean"] for row in rows),
-        "gap_max": max(row.get("logp_gap_max", 0.0) for row in outcome.rows),
-        "before": outcome.held_out[0]["held_out_reward"],
-        "after": outcome.held_out[steps]["held_out_reward"],
-        "seconds": outcome.seconds,
+        "gap_max": max(row.get("logprob_gap_max", 0.0) for row in outcome.step_metrics),
+        "before": outcome.held_out_metrics[0]["eval_reward"],
+        "after": outcome.held_out_metrics[steps]["eval_reward"],
+        "seconds": outcome.duration_by_activity_s,
         "wall_s": outcome.wall_s,
     }
 
@@ -125,21 +126,21 @@ def compare(
     seeds: Iterable[int],
     ways: Iterable[str] = WAYS,
     staleness: int = STALENESS,
-    graph_tokens: int = GRAPH_TOKENS,
+    max_cudagraph_capture_size: int = MAX_CUDAGRAPH_CAPTURE_SIZE,
 ) -> Iterator[dict[str, Any]]:
     """Train in each way, all seeds; each is told as it ends."""
-    from meshwright.run.posttrain.workers.settings import WorkerSettings
+    from meshwright.run.posttrain.workers.worker_config import WorkerConfig
 
     drawn: dict[str, dict[str, Any]] = {
         SYNCHRONOUS: {"placement": "disaggregated"},
-        ONE_PROCESS: {"placement": "asynchronous", "max_staleness": staleness},
+        ONE_PROCESS: {"placement": "async", "max_staleness": staleness},
     }
-    drawn[TWO_PROCESSES] = drawn[ONE_PROCESS] | {"workers": WorkerSettings(count=1)}
+    drawn[TWO_PROCESSES] = drawn[ONE_PROCESS] | {"workers": WorkerConfig(num_workers=1)}
     for seed in seeds:
         with TemporaryDirectory() as place:
             model = warmed_up(Path(place), tiny=tiny, seed=seed)
             for way in ways:
-                given = drawn[way] | {"graph_tokens": graph_tokens}
+                given = drawn[way] | {"max_cudagraph_capture_size": max_cudagraph_capture_size}
                 found = one(tiny=tiny, seed=seed, steps=steps, model=model, **given)
                 yield {"seed": seed, "way": way, **found}
 
@@ -169,7 +170,7 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.is_available():
-        raise MissingPart("both sides share a GPU here", "run it where there is one")
+        raise MissingDependency("both sides share a GPU here", "run it where there is one")
     seeds = range(1 if quick else 3)
     found = list(compare(tiny=False, steps=8 if quick else 24, seeds=seeds, ways=WAYS[:2]))
     lengths = (
@@ -180,7 +181,7 @@ def measure(quick: bool) -> dict[str, object]:
         f"answers had {lengths}. All steps count, after a run of two that is not "
         "timed. Runs of a seed begin with the same weights. Asynchronous answers are at most "
         f"{STALENESS} steps old; steps of the engines with prompts are captured up to "
-        f"{GRAPH_TOKENS} tokens, in both ways."
+        f"{MAX_CUDAGRAPH_CAPTURE_SIZE} tokens, in both ways."
     )
     return {"figures": figures_of(found), "notes": notes}
 
@@ -193,7 +194,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--staleness", type=int, default=STALENESS)
-    parser.add_argument("--graph-tokens", type=int, default=GRAPH_TOKENS)
+    parser.add_argument(
+        "--max-cudagraph-capture-size", type=int, default=MAX_CUDAGRAPH_CAPTURE_SIZE
+    )
     parser.add_argument("--out", type=Path, help="a file for all that was found")
     given = parser.parse_args()
     if SYNCHRONOUS not in given.ways:
@@ -201,7 +204,7 @@ def main() -> None:
     found = []
     told = compare(
         tiny=given.tiny, steps=given.steps, seeds=given.seeds, ways=given.ways,
-        staleness=given.staleness, graph_tokens=given.graph_tokens,
+        staleness=given.staleness, max_cudagraph_capture_size=given.max_cudagraph_capture_size,
     )  # fmt: skip
     for each in told:
         found.append(each)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "posttrain_curve"
 QUESTION = "How does held-out accuracy grow when sixteen digits are sorted for rewards of 0 and 1?"
@@ -32,55 +32,57 @@ def settings(
     precision: Literal["fp32", "bf16"] = "fp32",
 ) -> Any:
     """Return the run; a tiny one shows on a processor that all of it works."""
-    from meshwright.run.posttrain.loop.settings import (
-        EvaluateSettings,
-        LoopSettings,
-        NetworkSettings,
-        ObjectiveSettings,
-        TaskSettings,
-        WarmUpSettings,
+    from meshwright.run.posttrain.rl.config.rl_config import (
+        ObjectiveConfig,
+        RLConfig,
+        RLEvaluationConfig,
+        TaskConfig,
+        TinyModelConfig,
+        WarmupConfig,
     )
-    from meshwright.run.train.optimizer.settings import OptimizerSettings
+    from meshwright.run.train.optimizer.optimizer_config import OptimizerConfig
 
-    network = NetworkSettings(layers=6, hidden=256, heads=8, ffn=768, max_positions=64)
+    network = TinyModelConfig(layers=6, hidden=256, heads=8, ffn=768, max_positions=64)
     if tiny:
-        network = NetworkSettings(layers=1, hidden=16, heads=2, ffn=32, max_positions=64)
-    return LoopSettings(
+        network = TinyModelConfig(layers=1, hidden=16, heads=2, ffn=32, max_positions=64)
+    return RLConfig(
         seed=seed,
         steps=steps,
-        prompts=4 if tiny else 128,
-        samples=4 if tiny else 16,
-        task=TaskSettings(digits=16, reward="exact"),
+        prompts_per_step=4 if tiny else 128,
+        group_size=4 if tiny else 16,
+        task=TaskConfig(digits=16, reward="exact"),
         network=network,
         precision=precision,
-        warm_up=WarmUpSettings(steps=5 if tiny else warm_up, answers=16 if tiny else 128, lr=5e-4),
-        objective=ObjectiveSettings(minibatches=4),
-        optimizer=OptimizerSettings(
+        warm_up=WarmupConfig(steps=5 if tiny else warm_up, answers=16 if tiny else 128, lr=5e-4),
+        objective=ObjectiveConfig(minibatches=4),
+        optimizer=OptimizerConfig(
             # At 2e-4 the first step, of signs alone, undoes what the warm-up taught.
             lr=3e-5,
             schedule="linear",
             warmup_steps=0,
-            decay=0.01,
+            weight_decay=0.01,
             betas=(0.9, 0.95),
         ),
-        evaluate=EvaluateSettings(prompts=20 if tiny else 2000, every_steps=max(1, steps // 20)),
+        evaluate=RLEvaluationConfig(
+            num_prompts=20 if tiny else 2000, every_steps=max(1, steps // 20)
+        ),
         microbatch_tokens=65536,
         verifier_workers=4,
-        batch_requests=None if tiny else 1024,
+        max_num_seqs=None if tiny else 1024,
         shuffle_rewards=placebo,
     )
 
 
 def curve(*, say: bool = True, **given: Any) -> dict[str, Any]:
     """Train; return held-out rewards by step, and the figures of each step."""
-    from meshwright.run.posttrain.loop import run
+    from meshwright.run.posttrain.rl import run_rl
 
-    outcome = run(settings(**given), say=print if say else lambda _: None)
+    outcome = run_rl(settings(**given), say=print if say else lambda _: None)
     return {
         **given,
-        "held_out": outcome.held_out,
-        "rows": outcome.rows,
-        "seconds": outcome.seconds,
+        "held_out": outcome.held_out_metrics,
+        "rows": outcome.step_metrics,
+        "seconds": outcome.duration_by_activity_s,
         "wall_s": outcome.wall_s,
     }
 
@@ -90,15 +92,17 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.is_available():
-        raise MissingPart("this task is too much for a processor", "run it where there is a GPU")
+        raise MissingDependency(
+            "this task is too much for a processor", "run it where there is a GPU"
+        )
     steps = 20 if quick else 150
     found = curve(say=False, tiny=False, seed=0, steps=steps, placebo=False)
     placebo = curve(say=False, tiny=False, seed=0, steps=steps, placebo=True)
     figures = []
     for trained, held_out in sorted(found["held_out"].items()):
-        share = 100 * held_out["held_out_reward"]
+        share = 100 * held_out["eval_reward"]
         figures.append(figure(f"sampled after {trained} steps", share, "%"))
-    last = placebo["held_out"][steps]["held_out_reward"]
+    last = placebo["held_out"][steps]["eval_reward"]
     figures.append(figure(f"placebo after {steps} steps", 100 * last, "%"))
     figures.append(figure("wall time", found["wall_s"], "s"))
     return {"figures": figures, "notes": "6 layers of 256, 128 prompts with 16 answers a step"}
@@ -106,24 +110,25 @@ def measure(quick: bool) -> dict[str, object]:
 
 def drawn(run: dict[str, Any], placebo: dict[str, Any]) -> str:
     """Return the picture of a run and its placebo, as SVG."""
-    from meshwright.cli.curve_svg import Chart, Curve, draw
+    from meshwright.cli.render.line_chart import ChartLine, LineChart, draw_line_charts
 
     def held_out(found: dict[str, Any]) -> list[tuple[float, float]]:
-        return [(int(at), 100 * each["held_out_reward"]) for at, each in found["held_out"].items()]
+        return [(int(at), 100 * each["eval_reward"]) for at, each in found["held_out"].items()]
 
     rows = run["rows"]
     rewards = [(row["step"], 100 * row["reward_mean"]) for row in rows]
-    silent = [(row["step"], 100 * row["silent_groups"] / row["groups"]) for row in rows]
+    silent = [(row["step"], 100 * row["groups_without_signal"] / row["groups"]) for row in rows]
     answers = (
-        Curve("trained on", rewards),
-        Curve("held out", held_out(run), dots=True),
-        Curve("held out, placebo", held_out(placebo), dots=True),
+        ChartLine("trained on", rewards),
+        ChartLine("held out", held_out(run), show_points=True),
+        ChartLine("held out, placebo", held_out(placebo), show_points=True),
     )
-    return draw(
+    return draw_line_charts(
         [
-            Chart("Sampled answers that are right", answers, unit="%", floor=0.0),
-            Chart("Groups whose answers all have the same reward", [Curve("groups", silent)],
-                  unit="%", floor=0.0),
+            LineChart("Sampled answers that are right", answers, y_unit="%", y_min=0.0),
+            LineChart("Groups whose answers all have the same reward", [ChartLine("groups",
+            silent)],
+                  y_unit="%", y_min=0.0),
         ]
     )  # fmt: skip
 

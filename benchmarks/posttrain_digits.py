@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from benchmarks.result import figure
 
 if TYPE_CHECKING:
-    from meshwright.run.posttrain.loop import Outcome
+    from meshwright.run.posttrain.rl import RLResult
 
 NAME = "posttrain_digits"
 QUESTION = "Does the loop learn a task from a checker alone, and how long does that take on a core?"
@@ -54,41 +54,43 @@ def measure(quick: bool) -> dict[str, object]:
     """Train three seeds, a placebo, and seed 0 with numbers of fewer bits."""
     import torch
 
-    from meshwright.run.posttrain.loop import run, sorting_digits
-    from meshwright.run.posttrain.loop.settings import EvaluateSettings, ObjectiveSettings
+    from meshwright.run.posttrain.rl import get_sorting_digits_preset, run_rl
+    from meshwright.run.posttrain.rl.config.rl_config import ObjectiveConfig, RLEvaluationConfig
 
-    steps = 3 if quick else sorting_digits().steps
-    held_out = EvaluateSettings(prompts=50 if quick else 2000)
+    steps = 3 if quick else get_sorting_digits_preset().steps
+    held_out = RLEvaluationConfig(num_prompts=50 if quick else 2000)
     usual: dict[str, Any] = {"steps": steps, "evaluate": held_out, "device": "cpu"}
     figures = []
     for seed in SEEDS[:1] if quick else SEEDS:
-        outcome = run(sorting_digits(seed, **usual))
-        drawn = sum(row["answers"] * row["length_mean"] for row in outcome.rows)
-        generate_s = sum(row["generate_s"] for row in outcome.rows)
+        outcome = run_rl(get_sorting_digits_preset(seed, **usual))
+        drawn = sum(row["answers"] * row["length_mean"] for row in outcome.step_metrics)
+        generate_s = sum(row["generate_s"] for row in outcome.step_metrics)
         figures += [
             *_learned(f"seed {seed}", outcome, most_gap="<= 1e-5", most_s="< 120"),
             figure(f"seed {seed}, drawn", drawn / generate_s, "tokens/s"),
         ]
-    placebo = run(sorting_digits(0, **usual, shuffle_rewards=True))
-    after = placebo.held_out[steps]
+    placebo = run_rl(get_sorting_digits_preset(0, **usual, shuffle_rewards=True))
+    after = placebo.held_out_metrics[steps]
     figures += [
-        figure("placebo, sampled after", 100 * after["held_out_reward"], "%", "< 10"),
-        figure("placebo, greedy after", 100 * after["held_out_greedy_reward"], "%"),
+        figure("placebo, sampled after", 100 * after["eval_reward"], "%", "< 10"),
+        figure("placebo, greedy after", 100 * after["eval_greedy_reward"], "%"),
     ]
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     ways, left_out = ways_of(capability)
     for way in ways:
-        aim = ObjectiveSettings(minibatches=4, correction=way.correction)
+        aim = ObjectiveConfig(minibatches=4, importance_correction=way.correction)
         given = {**usual, "device": way.device, "precision": "bf16", "objective": aim, **way.format}
-        outcome = run(sorting_digits(0, **given))
-        mean = sum(row["logp_gap_mean"] for row in outcome.rows) / len(outcome.rows)
+        outcome = run_rl(get_sorting_digits_preset(0, **given))
+        mean = sum(row["logprob_gap_mean"] for row in outcome.step_metrics) / len(
+            outcome.step_metrics
+        )
         figures += [
             *_learned(f"seed 0, {way.name}", outcome),
             figure(f"seed 0, {way.name}, engine against trainer, mean |Δ log p|", mean, "nats"),
         ]
     notes = (
         f"Two layers of 64, {steps} steps of 64 prompts with 8 answers each, after 30 supervised "
-        f"steps of 64 answers; {held_out.prompts:,} held-out lists. torch with one thread; "
+        f"steps of 64 answers; {held_out.num_prompts:,} held-out lists. torch with one thread; "
         "processor time is that of all processes and of the whole run, evaluations included; "
         "|Δ log p| is over the first quarter of each step's answers, before they are trained on. "
         f"In fp8 a processor rounds as a GPU does, and multiplies in more bits. {left_out}"
@@ -97,16 +99,16 @@ def measure(quick: bool) -> dict[str, object]:
 
 
 def _learned(
-    name: str, outcome: "Outcome", *, most_gap: str = "", most_s: str = ""
+    name: str, outcome: "RLResult", *, most_gap: str = "", most_s: str = ""
 ) -> list[dict[str, object]]:
     """Return what a run came to on held-out lists, and how far both sides were apart."""
-    before, after = outcome.held_out[0], outcome.held_out[outcome.steps]
-    gap = max(row["logp_gap_max"] for row in outcome.rows)
+    before, after = outcome.held_out_metrics[0], outcome.held_out_metrics[outcome.trained_steps]
+    gap = max(row["logprob_gap_max"] for row in outcome.step_metrics)
     return [
-        figure(f"{name}, sampled before", 100 * before["held_out_reward"], "%", "< 10"),
-        figure(f"{name}, sampled after", 100 * after["held_out_reward"], "%", "> 90"),
-        figure(f"{name}, greedy before", 100 * before["held_out_greedy_reward"], "%"),
-        figure(f"{name}, greedy after", 100 * after["held_out_greedy_reward"], "%"),
+        figure(f"{name}, sampled before", 100 * before["eval_reward"], "%", "< 10"),
+        figure(f"{name}, sampled after", 100 * after["eval_reward"], "%", "> 90"),
+        figure(f"{name}, greedy before", 100 * before["eval_greedy_reward"], "%"),
+        figure(f"{name}, greedy after", 100 * after["eval_greedy_reward"], "%"),
         figure(f"{name}, processor time", outcome.cpu_s, "s", most_s),
         figure(f"{name}, engine against trainer, most |Δ log p|", gap, "nats", most_gap),
     ]

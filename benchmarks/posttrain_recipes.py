@@ -54,22 +54,22 @@ def _write_model(folder: Path, length: int, *, small: bool) -> int:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from meshwright.run.nn.build import build
-    from meshwright.run.nn.huggingface import save
-    from meshwright.run.nn.initialise import materialise
-    from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
+    from meshwright.run.nn.decoder_builder import build_decoder
+    from meshwright.run.nn.huggingface import save_hf_checkpoint
+    from meshwright.run.nn.weight_init import materialize
+    from meshwright.spec.model import AttentionSpec, BlockSpec, MLPSpec, Model, Rotary
 
     wide, heads, layers = (64, 4, 2) if small else (1024, 16, 12)
-    mixer = Attention(heads=heads, kv_heads=max(2, heads // 4), head_dim=wide // heads,
+    mixer = AttentionSpec(heads=heads, kv_heads=max(2, heads // 4), head_dim=wide // heads,
                       rotary=Rotary())  # fmt: skip
-    block = Block(name="plain", mixer=mixer, mlp=Mlp(width=4 * wide))
+    block = BlockSpec(name="plain", mixer=mixer, mlp=MLPSpec(width=4 * wide))
     model = Model(
         name="drawn", family="llama", hidden=wide, vocab=512 if small else 32_768,
         blocks=(block,), pattern=f"{layers}*plain", max_positions=length,
     )  # fmt: skip
-    decoder = build(model, dtype=torch.float32 if small else torch.bfloat16)
-    materialise(decoder, "cpu", seed=0)
-    save(decoder, folder)
+    decoder = build_decoder(model, dtype=torch.float32 if small else torch.bfloat16)
+    materialize(decoder, "cpu", seed=0)
+    save_hf_checkpoint(decoder, folder)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -115,7 +115,7 @@ def _job(
     kind: str, folder: Path, length: int, batch: int, steps: int, *, small: bool
 ) -> dict[str, Any]:
     job: dict[str, Any] = {
-        "start_from": str(folder / "model"),
+        "initial_load_path": str(folder / "model"),
         "recipe": {"kind": kind},
         "layout": {"precision": "fp32" if small else "bf16", "microbatch": 1 if small else 2},
         "workload": {
@@ -124,12 +124,12 @@ def _job(
             "global_batch": batch,
         },
         "data": {"sources": [str(folder / "records.jsonl")]},
-        "optimizer": {"lr": 1e-5, "warmup_steps": 0, "decay": 0.0},
+        "optimizer": {"lr": 1e-5, "warmup_steps": 0, "weight_decay": 0.0},
         "checkpoint": {"every_steps": 10_000},
-        "output": {"progress": "none"},
+        "logging": {"progress": "none"},
     }
     if small:
-        job["machine"] = {"threads": 1}
+        job["device"] = {"threads": 1}
     if kind in ("lora", "dora"):
         job["adapter"] = {"rank": 16, "dora": kind == "dora"}
     return job
@@ -141,15 +141,15 @@ def _trained(data: dict[str, Any], run: Path) -> tuple[float, float]:
 
     import torch
 
-    from meshwright.run.posttrain.supervised import open_recipe, read_recipe
+    from meshwright.run.posttrain.supervised import open_recipe, parse_recipe
+    from meshwright.run.train.logging.jsonl import read_rows
     from meshwright.run.train.loop import train
-    from meshwright.run.train.outputs.jsonl import read
 
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    task, job = open_recipe(read_recipe(data))
+    task, job = open_recipe(parse_recipe(data))
     outcome = train(job, run, task=task, environment={})
-    rows = [row["step_s"] for row in read(run / "metrics.jsonl") if "step_s" in row]
-    return median(rows[2:]), (outcome.memory_bytes or 0) / 2**30
+    rows = [row["step_s"] for row in read_rows(run / "metrics.jsonl") if "step_s" in row]
+    return median(rows[2:]), (outcome.max_memory_allocated_bytes or 0) / 2**30

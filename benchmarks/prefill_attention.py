@@ -23,10 +23,10 @@ import msgspec
 from benchmarks import decode_cases as cases
 from benchmarks.decode_cases import HEADS, WIDTH, Pool
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 if TYPE_CHECKING:
-    from meshwright.run.kernels.paged_prefill import Tiles
+    from meshwright.run.kernels.paged_attention.paged_prefill import PrefillTiles
 
 NAME = "prefill_attention"
 QUESTION = "How fast is prefill attention over pages, beside attention over fresh keys?"
@@ -59,11 +59,11 @@ CASES = (
 )
 
 
-def ours(case: Case, pool: Pool, tiles: "Tiles | None" = None) -> Callable[[], object]:
+def ours(case: Case, pool: Pool, tiles: "PrefillTiles | None" = None) -> Callable[[], object]:
     """Return a call of ours."""
     import torch
 
-    from meshwright.run.kernels.paged_prefill import paged_prefill
+    from meshwright.run.kernels.paged_attention.paged_prefill import paged_prefill
 
     rows = cases.Case(case.name, case.lengths)
     step = cases.steps_of(rows, pool)[0]
@@ -77,7 +77,7 @@ def ours(case: Case, pool: Pool, tiles: "Tiles | None" = None) -> Callable[[], o
 
 def fresh(case: Case, pool: Pool) -> Callable[[], object] | None:
     """Return a call of the kernel that training chooses, where nothing was cached before."""
-    from meshwright.run.kernels.attention import attention
+    from meshwright.run.kernels.attention.sdpa import attention
 
     if case.queries != case.lengths or len(set(case.lengths)) > 1 or pool.element == 1:
         return None
@@ -90,16 +90,16 @@ def fresh(case: Case, pool: Pool) -> Callable[[], object] | None:
     return lambda: attention(q, k, v)
 
 
-def candidates(element: int) -> "Iterator[Tiles]":
+def candidates(element: int) -> "Iterator[PrefillTiles]":
     """List tiles that fit into shared memory."""
-    from meshwright.run.kernels.paged_prefill import Tiles
+    from meshwright.run.kernels.paged_attention.paged_prefill import PrefillTiles
 
     for rows, warps in ((128, 8), (128, 4), (64, 4), (256, 8)):
         for tile in (64, 128, 32):
             for stages in (3, 2, 4):
                 room = 2 * (stages - 1) * tile * WIDTH * element + rows * WIDTH * 2
                 if room <= SHARED_BYTES:
-                    yield Tiles(rows, tile, warps, stages)
+                    yield PrefillTiles(rows, tile, warps, stages)
 
 
 def measure(quick: bool, seconds: float = 0.0) -> dict[str, object]:
@@ -108,7 +108,7 @@ def measure(quick: bool, seconds: float = 0.0) -> dict[str, object]:
 
     if not torch.cuda.is_available():
         if not quick:
-            raise MissingPart("this benchmark needs a CUDA GPU", "run it with --quick")
+            raise MissingDependency("this benchmark needs a CUDA GPU", "run it with --quick")
         return _measure_interpreted()
     figures: list[dict[str, object]] = []
     peers: list[dict[str, object]] = []
@@ -131,11 +131,11 @@ def measure(quick: bool, seconds: float = 0.0) -> dict[str, object]:
     return {"figures": figures, "peers": peers, "notes": " ".join(notes)}
 
 
-def _tuned(pool: Pool, seconds: float, notes: list[str]) -> "Tiles | None":
+def _tuned(pool: Pool, seconds: float, notes: list[str]) -> "PrefillTiles | None":
     from triton.runtime.errors import TritonError
 
     ended = time.perf_counter() + seconds
-    tried: list[tuple[float, Tiles]] = []
+    tried: list[tuple[float, PrefillTiles]] = []
     for tiles in candidates(pool.element):
         if time.perf_counter() > ended:
             break
@@ -158,11 +158,11 @@ def _tuned(pool: Pool, seconds: float, notes: list[str]) -> "Tiles | None":
     return tried[0][1] if tried else None
 
 
-def _error(pool: Pool, tiles: "Tiles | None") -> float:
+def _error(pool: Pool, tiles: "PrefillTiles | None") -> float:
     """Return the largest error against float64, in roundings to bfloat16 of the largest result."""
     import torch
 
-    from meshwright.run.kernels.paged_prefill import paged_prefill
+    from meshwright.run.kernels.paged_attention.paged_prefill import paged_prefill
 
     case = Case("mixed", (1, 100, 17, 0), (70, 100, 150, 0))
     got = ours(case, pool, tiles)()
@@ -179,10 +179,10 @@ def _error(pool: Pool, tiles: "Tiles | None") -> float:
 def _measure_interpreted() -> dict[str, object]:
     """Show that everything works without a GPU: no figure of this says anything about speed."""
     os.environ["TRITON_INTERPRET"] = "1"
-    from meshwright.run.kernels.paged_prefill import Tiles
+    from meshwright.run.kernels.paged_attention.paged_prefill import PrefillTiles
 
     make = partial(cases.make_pool, block=64, heads_first=False, tokens=512, rows=128, device="cpu")
-    small = Tiles(64, 32, warps=4, stages=2)
+    small = PrefillTiles(64, 32, warps=4, stages=2)
     worst = max(_error(make(eight_bits=eight_bits), small) for eight_bits in (False, True))
     if worst > 1:
         raise AssertionError(f"prefill attention is off by {worst} roundings of bfloat16")

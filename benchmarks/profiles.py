@@ -140,7 +140,7 @@ def traces(folder: Path, size: Size, device: str) -> None:
 
 
 def _graphed(path: Path, loop: Loop, tokens: Tensor) -> None:
-    """Replays of a graph of the forward pass, then a synchronisation, each step."""
+    """Replays of a graph of the forward pass, then a synchronization, each step."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         loop.model(tokens)

@@ -11,8 +11,16 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.result import figure
-from meshwright.policy.queue import Ask, Counted, Node, Nodes, Pool, even_nodes, make_policy
-from meshwright.predict.queue import Replayed, pack, simulate
+from meshwright.policy.job_queue import (
+    CountedPool,
+    GpuPool,
+    JobRequest,
+    NodePool,
+    NodeSpec,
+    make_policy,
+    make_uniform_nodes,
+)
+from meshwright.predict.job_queue import QueueReplay, pack_cluster, simulate_queue
 
 NAME = "queue_simulation"
 QUESTION = "How fast are job queues simulated?"
@@ -27,7 +35,7 @@ FIFO, BACKFILL = ">= 50_000", ">= 5_000"
 BUSY, CROWDED = 704, 512
 """GPUs: on the first thousand jobs wait at times, on the second twelve thousand."""
 
-Jobs = tuple[list[Ask], list[float]]
+Jobs = tuple[list[JobRequest], list[float]]
 
 
 def measure(quick: bool) -> dict[str, object]:
@@ -38,16 +46,16 @@ def measure(quick: bool) -> dict[str, object]:
         for title, policy, gpus, target in (
             ("FIFO, Philly on 704 GPUs", "fifo", BUSY, FIFO),
             ("FIFO, Philly on 512 GPUs", "fifo", CROWDED, FIFO),
-            ("FIFO that lets pass, Philly on 512 GPUs", "fifo-skip", CROWDED, ""),
+            ("FIFO that lets pass, Philly on 512 GPUs", "fifo-greedy", CROWDED, ""),
             ("EASY backfill, Philly on 704 GPUs", "easy", BUSY, BACKFILL),
             ("EASY backfill, Philly on 512 GPUs", "easy", CROWDED, BACKFILL),
             ("conservative backfill, Philly on 704 GPUs", "conservative", BUSY, BACKFILL),
             ("conservative backfill, Philly on 512 GPUs", "conservative", CROWDED, BACKFILL),
             ("shortest job first, Philly on 512 GPUs", "sjf", CROWDED, ""),
-            ("fair share with backfill, Philly on 704 GPUs", "fair-share", BUSY, BACKFILL),
+            ("fair share with backfill, Philly on 704 GPUs", "multifactor", BUSY, BACKFILL),
         ):
             figures.append(
-                _rate(title, jobs, policy, partial(Counted, gpus), quick=quick, target=target)
+                _rate(title, jobs, policy, partial(CountedPool, gpus), quick=quick, target=target)
             )
         for title, policy in (
             ("FIFO on 88 nodes, Philly on 704 GPUs", "fifo"),
@@ -60,7 +68,7 @@ def measure(quick: bool) -> dict[str, object]:
         muri = _muri(300 if quick else None)
         for policy in ("srsf", "las"):
             title = f"{policy}, Muri's trace 4 on 64 GPUs"
-            figures.append(_rate(title, muri, policy, partial(Counted, 64), quick=quick))
+            figures.append(_rate(title, muri, policy, partial(CountedPool, 64), quick=quick))
     else:
         missing.append("Muri")
     if PODS.exists() and NODES.exists():
@@ -91,13 +99,13 @@ def _rate(
     title: str,
     jobs: Jobs,
     policy: str,
-    pool: Callable[[], Pool],
+    pool: Callable[[], GpuPool],
     *,
     quick: bool,
     target: str = "",
 ) -> dict[str, object]:
-    def once() -> Replayed:
-        return simulate(*jobs, pool(), make_policy(policy))
+    def once() -> QueueReplay:
+        return simulate_queue(*jobs, pool(), make_policy(policy))
 
     best = min(_seconds(once) for _ in range(1 if quick else REPEATS))
     return figure(title, len(jobs[0]) / best, "jobs/s", "" if quick else target)
@@ -105,25 +113,25 @@ def _rate(
 
 def _packed(quick: bool) -> dict[str, object]:
     asks = [
-        Ask(
-            job=row["name"],
+        JobRequest(
+            job_id=row["name"],
             submit_s=0.0,
             gpus=int(row["num_gpu"]) * int(row["gpu_milli"] or 0) / 1000,
             cpus=int(row["cpu_milli"]) / 1000,
-            memory=float(row["memory_mib"]),
-            kinds=tuple(kind for kind in row["gpu_spec"].split("|") if kind),
+            memory_bytes=float(row["memory_mib"]),
+            gpu_kinds=tuple(kind for kind in row["gpu_spec"].split("|") if kind),
         )
         for row in _rows(PODS)
     ]
     nodes = [
-        Node(
-            gpus=int(row["gpu"]), kind=row["model"], cpus=int(row["cpu_milli"]) / 1000,
-            memory=float(row["memory_mib"]),
+        NodeSpec(
+            gpus=int(row["gpu"]), gpu_kind=row["model"], cpus=int(row["cpu_milli"]) / 1000,
+            memory_bytes=float(row["memory_mib"]),
         )
         for row in _rows(NODES)
     ]  # fmt: skip
     ratio = 0.1 if quick else 1.3
-    seconds = _seconds(lambda: pack(nodes, asks, "fragmentation", ratio=ratio))
+    seconds = _seconds(lambda: pack_cluster(nodes, asks, "fragmentation", ratio=ratio))
     return figure("1,213 nodes filled by fragmentation gradient descent", seconds, "s")
 
 
@@ -132,14 +140,14 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.process_time()
     found = work()
     took = time.process_time() - start
-    if isinstance(found, Replayed):
+    if isinstance(found, QueueReplay):
         # What was simulated has to be whole to count.
-        assert (found.end_s >= found.first_s + found.run_s - 1e-3).all()
+        assert (found.end_s >= found.first_s + found.durations_s - 1e-3).all()
     return took
 
 
-def _nodes() -> Pool:
-    return Nodes(even_nodes(BUSY, 8), "best-fit")
+def _nodes() -> GpuPool:
+    return NodePool(make_uniform_nodes(BUSY, 8), "best-fit")
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -153,8 +161,8 @@ def _philly(first: int | None) -> Jobs:
         lasts_s = float(row["duration"])
         submit_s = datetime.fromisoformat(row["timestamp"]).timestamp()
         asks.append(
-            Ask(
-                job=str(at), submit_s=submit_s, gpus=int(row["num_gpus"]), estimate_s=lasts_s,
+            JobRequest(
+                job_id=str(at), submit_s=submit_s, gpus=int(row["num_gpus"]), estimate_s=lasts_s,
                 team=row["cluster"],
             )
         )  # fmt: skip
@@ -168,6 +176,8 @@ def _muri(first: int | None) -> Jobs:
         lasts_s = int(row["duration"]) / 1000
         submit_s = int(row["submit_time"]) / 1000
         gpus = int(row["num_gpu"])
-        asks.append(Ask(job=row["job_id"], submit_s=submit_s, gpus=gpus, estimate_s=lasts_s))
+        asks.append(
+            JobRequest(job_id=row["job_id"], submit_s=submit_s, gpus=gpus, estimate_s=lasts_s)
+        )
         run_s.append(lasts_s)
     return asks, run_s

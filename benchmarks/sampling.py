@@ -17,13 +17,13 @@ import msgspec
 
 from benchmarks.decode_cases import copy_bytes_per_s, graph_s
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from meshwright.run.serve.asked import Sampling
-    from meshwright.run.serve.sampling.sampler import Sampler
+    from meshwright.run.serve.sampling.sampler import TokenSampler
+    from meshwright.run.serve.sampling_params import SamplingParams
 
 NAME = "sampling"
 QUESTION = "What does drawing the next tokens cost on the GPU?"
@@ -38,18 +38,18 @@ Figures = list[dict[str, object]]
 Calls = list[Callable[[], object]]
 
 
-def ways() -> "dict[str, Sampling]":
+def ways() -> "dict[str, SamplingParams]":
     """Return what is measured, by name."""
-    from meshwright.run.serve.asked import Sampling
+    from meshwright.run.serve.sampling_params import SamplingParams
 
     return {
-        "greedy": Sampling(temperature=0),
-        "temperature": Sampling(temperature=0.6, seed=1),
-        "top-p 0.9": Sampling(top_p=0.9, seed=1),
-        "top-k 50": Sampling(top_k=50, seed=1),
-        "top-k, top-p, min-p": Sampling(top_k=50, top_p=0.9, min_p=0.02, seed=1),
-        "penalties": Sampling(repetition_penalty=1.1, frequency_penalty=0.2, seed=1),
-        "logprobs": Sampling(logprobs=5, seed=1),
+        "greedy": SamplingParams(temperature=0),
+        "temperature": SamplingParams(temperature=0.6, seed=1),
+        "top-p 0.9": SamplingParams(top_p=0.9, seed=1),
+        "top-k 50": SamplingParams(top_k=50, seed=1),
+        "top-k, top-p, min-p": SamplingParams(top_k=50, top_p=0.9, min_p=0.02, seed=1),
+        "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.2, seed=1),
+        "logprobs": SamplingParams(logprobs=5, seed=1),
     }
 
 
@@ -64,13 +64,13 @@ def logits_like(lines: int, vocab: int, device: str) -> "Tensor":
     return logits_LV.scatter_add_(1, some_LK, lift_LK).bfloat16().to(device)
 
 
-def sampler_of(asked: "Sampling", lines: int, vocab: int, device: str) -> "Sampler":
+def sampler_of(asked: "SamplingParams", lines: int, vocab: int, device: str) -> "TokenSampler":
     """Return a sampler with every row asking the same, each by its own seed."""
-    from meshwright.run.serve.sampling.sampler import Sampler
+    from meshwright.run.serve.sampling.sampler import TokenSampler
 
-    sampler = Sampler(lines, vocab, device)
+    sampler = TokenSampler(lines, vocab, device)
     for row in range(lines):
-        sampler.set(row, asked, range(500), range(100), choice=row)
+        sampler.add_row(row, asked, range(500), range(100), choice=row)
     return sampler
 
 
@@ -80,7 +80,7 @@ def measure(quick: bool) -> dict[str, object]:
 
     if not torch.cuda.is_available():
         if not quick:
-            raise MissingPart("this benchmark needs a CUDA GPU", "run it with --quick")
+            raise MissingDependency("this benchmark needs a CUDA GPU", "run it with --quick")
         differing = sum(compare(3, 700, "cpu").values())
         return {"figures": [figure("lines that differ", differing, "lines", "<= 0")]}
     per_s = copy_bytes_per_s()
@@ -103,10 +103,10 @@ def measure(quick: bool) -> dict[str, object]:
     return {"figures": figures, "peers": peers, "notes": notes}
 
 
-def _ours(asked: "Sampling", logits_LV: "Tensor") -> Calls:
+def _ours(asked: "SamplingParams", logits_LV: "Tensor") -> Calls:
     lines, vocab = logits_LV.shape
     sampler = sampler_of(asked, lines, vocab, "cuda")
-    plan = sampler.plan(range(lines))
+    plan = sampler.build_metadata(range(lines))
     return [partial(sampler.sample, logits_LV, plan)]
 
 
@@ -134,21 +134,21 @@ def peers_of(logits_LV: "Tensor") -> "Iterator[tuple[str, Callable[[], object]]]
 
 def compare(lines: int, vocab: int, device: str) -> dict[str, int]:
     """Count lines whose token or cut is not the one that plain torch finds."""
-    from meshwright.run.serve.sampling.choosing import choose
-    from meshwright.run.serve.sampling.floors import floors
+    from meshwright.run.kernels.sampling.gumbel_argmax import sample_gumbel_argmax
+    from meshwright.run.kernels.sampling.top_k_top_p import compute_logit_thresholds
 
     logits_LV = logits_like(lines, vocab, device)
     differing = {}
     for name, asked in ways().items():
         sampler = sampler_of(asked, lines, vocab, device)
-        places = sampler.plan(range(lines)).places
+        places = sampler.build_metadata(range(lines)).logit_rows
         found, exact = (
-            floors(logits_LV, places, sampler.settings, backend=backend)
+            compute_logit_thresholds(logits_LV, places, sampler.row_params, backend=backend)
             for backend in ("triton", "torch")
         )
         kept_L, exact_L = ((logits_LV >= each[:, None]).sum(1) for each in (found, exact))
         tokens_L, exact_tokens_L = (
-            choose(logits_LV, places, sampler.settings, exact, backend=backend)
+            sample_gumbel_argmax(logits_LV, places, sampler.row_params, exact, backend=backend)
             for backend in ("triton", "torch")
         )
         differing[name] = int(((kept_L != exact_L) | (tokens_L != exact_tokens_L)).sum())

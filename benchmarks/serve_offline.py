@@ -5,7 +5,7 @@ answers drawn evenly from 100 to 1,024 with the seed 0, answers that never end e
 tokens in and out for the eight-billion model in fp8. Every shape runs in a process of its own, with
 one prompt to warm up and then as often as it says; the median counts. `SERVE_SHAPES` in the
 environment names some of the shapes, `SERVE_PEERS` a folder with results of peers measured in the
-same sitting (JSON of name, shape and tokens per second).
+same session (JSON of name, shape and tokens per second).
 
     python -m benchmarks.serve_offline 1 1 320     # one run of the second shape, captured to 320
 """
@@ -18,10 +18,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "serve_offline"
 QUESTION = "How many tokens does the engine write per second on one GPU, beside other engines?"
@@ -32,16 +32,16 @@ class Shape(NamedTuple):
 
     name: str
     model: str
-    weights: str = "model"
-    kv: str = "model"
+    quantization: Literal["none", "fp8"] = "none"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     requests: int = 256
     fixed: int | None = None
     """Tokens of every prompt and answer; None draws them."""
     at_a_time: int = 256
-    batch_tokens: int = 16384
+    max_num_batched_tokens: int = 16384
     """Tokens of a step at most, the best that `mw simulate serve` finds: prompts of a large model
     are cut up, so that answers which have begun read its weights with them; of a small one, not."""
-    graph_tokens: int = 0
+    max_cudagraph_capture_size: int = 0
     """Steps with prompts are captured up to so many tokens: what the host takes to launch them no
     longer sets how short they can be, and short ones share a large model's weights the best."""
     runs: int = 3
@@ -54,20 +54,24 @@ class Shape(NamedTuple):
 SHAPES = (
     Shape("Qwen3-0.6B bf16", "qwen3-0.6b", runs=5, target=">= 28000", roofline=40_600),
     Shape(
-        "Llama-3.1-8B bf16", "llama3.1-8b", batch_tokens=2048, target=">= 10900", roofline=14_800
-    ),
-    Shape("Qwen3-14B bf16", "qwen3-14b", batch_tokens=2048, target=">= 6300", roofline=9_000),
-    Shape(
-        "Llama-3.1-8B fp8 1000/1000", "llama3.1-8b", weights="fp8", kv="fp8", requests=1024,
-        fixed=1000, at_a_time=512, runs=1, target=">= 13500",
-    ),
-    Shape(
-        "Llama-3.1-8B bf16, captured prompts", "llama3.1-8b", batch_tokens=288, graph_tokens=288,
+        "Llama-3.1-8B bf16", "llama3.1-8b", max_num_batched_tokens=2048,
         target=">= 10900", roofline=14_800,
     ),
     Shape(
-        "Qwen3-14B bf16, captured prompts", "qwen3-14b", batch_tokens=288, graph_tokens=288,
+        "Qwen3-14B bf16", "qwen3-14b", max_num_batched_tokens=2048,
         target=">= 6300", roofline=9_000,
+    ),
+    Shape(
+        "Llama-3.1-8B fp8 1000/1000", "llama3.1-8b", quantization="fp8", kv_cache_dtype="fp8",
+        requests=1024, fixed=1000, at_a_time=512, runs=1, target=">= 13500",
+    ),
+    Shape(
+        "Llama-3.1-8B bf16, captured prompts", "llama3.1-8b", max_num_batched_tokens=288,
+        max_cudagraph_capture_size=288, target=">= 10900", roofline=14_800,
+    ),
+    Shape(
+        "Qwen3-14B bf16, captured prompts", "qwen3-14b", max_num_batched_tokens=288,
+        max_cudagraph_capture_size=288, target=">= 6300", roofline=9_000,
     ),
 )  # fmt: skip
 
@@ -87,61 +91,61 @@ def workload(shape: Shape) -> tuple[list[list[int]], list[int]]:
 
 def run_shape(shape: Shape, runs: int) -> dict[str, Any]:
     """Start an engine for a shape and time its answers."""
-    from meshwright.run.serve.asked import Sampling
-    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.engine.engine_config import EngineConfig
     from meshwright.run.serve.llm import LLM
+    from meshwright.run.serve.sampling_params import SamplingParams
     from meshwright.spec import catalog
-    from meshwright.spec.serving import Limits
+    from meshwright.spec.scheduler_config import SchedulerConfig
 
     prompts, outputs = workload(shape)
     longest = max(len(prompt) + out for prompt, out in zip(prompts, outputs, strict=True)) + 1
-    limits = Limits(
-        batch_requests=shape.at_a_time,
-        batch_tokens=shape.batch_tokens,
-        graph_tokens=shape.graph_tokens,
+    limits = SchedulerConfig(
+        max_num_seqs=shape.at_a_time,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        max_cudagraph_capture_size=shape.max_cudagraph_capture_size,
         # Nobody waits for a first token here: pages may be large.
-        block_tokens=128 if shape.kv == "fp8" else 64,
-        kv_precision="fp8" if shape.kv == "fp8" else "model",
+        block_size=128 if shape.kv_cache_dtype == "fp8" else 64,
+        kv_cache_dtype=shape.kv_cache_dtype,
         # What earlier runs left in the cache must not be found again.
-        prefix_cache=False,
+        enable_prefix_caching=False,
     )
-    settings = EngineSettings(
-        limits=limits,
-        max_length=longest,
-        weights="fp8" if shape.weights == "fp8" else "model",
+    settings = EngineConfig(
+        scheduler_config=limits,
+        max_model_len=longest,
+        quantization=shape.quantization,
         random_weights=True,
     )
     start = time.perf_counter()
-    llm = LLM(catalog.model(shape.model), settings)
+    llm = LLM(catalog.get_model(shape.model), settings)
     started_s = time.perf_counter() - start
     sampling = [
-        Sampling(temperature=0.6, max_tokens=out, ignore_eos=True, seed=1) for out in outputs
+        SamplingParams(temperature=0.6, max_tokens=out, ignore_eos=True, seed=1) for out in outputs
     ]
     llm.generate([prompts[0]], sampling[0])
     rates, steps = [], 0
     for _ in range(runs):
-        before = llm.engine.gauges()
+        before = llm.engine.stats()
         start = time.perf_counter()
         found = llm.generate(prompts, sampling)
         took = time.perf_counter() - start
-        written = sum(len(each.choices[0].tokens) for each in found)
+        written = sum(len(each.outputs[0].token_ids) for each in found)
         assert written == sum(outputs), "every answer has as many tokens as asked for"
         rates.append(written / took)
-        steps = llm.engine.gauges().steps - before.steps
+        steps = llm.engine.stats().steps - before.steps
     return {
         "rates": rates,
         "steps": steps,
         "start_s": started_s,
-        "start": dict(llm.start_up),
-        "preemptions": llm.engine.gauges().preemptions,
+        "start": dict(llm.startup_s),
+        "preemptions": llm.engine.stats().preemptions,
         "streamed": _streamed(llm),
     }
 
 
 def _streamed(llm: Any) -> str:
     """Say which products are streamed, and up to how many rows."""
-    streaming = getattr(llm.engine.runner, "streaming", None)
-    chosen = {} if streaming is None else streaming.chosen
+    streaming = getattr(llm.engine.runner, "persistent_gemm", None)
+    chosen = {} if streaming is None else streaming.selected_rows
     return ", ".join(f"{kind} to {max(points)}" for kind, points in chosen.items() if points)
 
 
@@ -150,7 +154,9 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.is_available():
-        raise MissingPart("models of real sizes are served on a GPU", "run it where there is one")
+        raise MissingDependency(
+            "models of real sizes are served on a GPU", "run it where there is one"
+        )
     wanted = os.environ.get("SERVE_SHAPES", "")
     figures, peers, notes = [], [], []
     for number, shape in enumerate(SHAPES):
@@ -185,7 +191,9 @@ def main(number: str, runs: str, step: str = "") -> None:
     """Time one shape, in steps of other captured tokens where these are given."""
     shape = SHAPES[int(number)]
     if step:
-        shape = shape._replace(batch_tokens=int(step), graph_tokens=int(step))
+        shape = shape._replace(
+            max_num_batched_tokens=int(step), max_cudagraph_capture_size=int(step)
+        )
     print(json.dumps(run_shape(shape, int(runs))))
 
 

@@ -30,12 +30,12 @@ NAME = "serve_soak"
 QUESTION = "Does a server keep anything of 100,000 requests that it has answered?"
 ROUNDS = 50
 CLIENTS = 64
-SERVER = "--port 0 --device cpu --max-length 64 --batch-requests 64 --batch-tokens 512 \
---kv-blocks 1024 --no-access-log"
+SERVER = "--port 0 --device cpu --max-model-len 64 --max-num-seqs 64 --max-num-batched-tokens 512 \
+--num-gpu-blocks-override 1024 --no-access-log"
 SETUPS = {
     "one engine": ("", 100_000, "< 256"),
     "two engines": ("--replicas 2", 20_000, ""),
-    "prompts handed over": ("--prefill 1 --decode 1", 20_000, ""),
+    "prompts handed over": ("--prefill-replicas 1 --decode-replicas 1", 20_000, ""),
 }
 """Flags, requests, and how many bytes a request may leave. Caches of two engines fill up later."""
 ALLOCATOR = "jemalloc_bg_thd"
@@ -178,7 +178,7 @@ def _opened(url: str) -> tuple[float, ...]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as got:
         lines = got.read().decode().splitlines()
     told = dict(line.split("{", 1) for line in lines if line.startswith(OPEN))
-    under_way = next(line for line in lines if line.startswith("meshwright:requests_under_way{"))
+    under_way = next(line for line in lines if line.startswith("meshwright:requests_in_progress{"))
     # The request that asks this is one of those under way.
     return *(float(told[name].split()[-1]) for name in OPEN), float(under_way.split()[-1]) - 1
 

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "serve_steps"
 QUESTION = "How near are single steps of the engine to the roofline?"
@@ -57,39 +57,42 @@ def run_model(name: str, batches: tuple[int, ...] = BATCHES) -> Any:
     """Time decoding and prompts of one model."""
     import torch
 
-    from meshwright.run.serve.asked import Ask, Sampling
-    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.engine.engine_config import EngineConfig
     from meshwright.run.serve.llm import LLM
+    from meshwright.run.serve.request import Request
+    from meshwright.run.serve.sampling_params import SamplingParams
     from meshwright.spec import catalog
     from meshwright.spec.model import count_flops
-    from meshwright.spec.serving import Limits
+    from meshwright.spec.scheduler_config import SchedulerConfig
 
     bandwidth = copy_bytes_per_s()
     torch.cuda.empty_cache()
-    model = catalog.model(name)
-    limits = Limits(batch_requests=max(batches), prefix_cache=False)
-    llm = LLM(model, EngineSettings(limits=limits, max_length=8300, random_weights=True))
+    model = catalog.get_model(name)
+    limits = SchedulerConfig(max_num_seqs=max(batches), enable_prefix_caching=False)
+    llm = LLM(model, EngineConfig(scheduler_config=limits, max_model_len=8300, random_weights=True))
     engine, rows = llm.engine, []
-    weights = sum(p.numel() * p.element_size() for p in engine.runner.forward.decoder.parameters())
-    key_bytes = engine.runner.cache.block_bytes / engine.limits.block_tokens
+    weights = sum(p.numel() * p.element_size() for p in engine.runner.model.decoder.parameters())
+    key_bytes = engine.runner.kv_cache.block_bytes / engine.scheduler_config.block_size
     for batch in batches:
         # Twice as many rows of half the length fill the same memory.
         context = CONTEXT if batch <= 256 else CONTEXT // 2
-        sampling = Sampling(temperature=0.6, max_tokens=STEPS + 12, ignore_eos=True, seed=1)
+        sampling = SamplingParams(temperature=0.6, max_tokens=STEPS + 12, ignore_eos=True, seed=1)
         for _ in range(batch):
-            engine.add(Ask(prompt=(7,) * context, sampling=sampling), lambda _: None)
-        while engine.batcher.waiting or len(engine.batcher.decoding) < batch:
-            engine.turn()
+            engine.add_request(
+                Request(prompt_token_ids=(7,) * context, sampling_params=sampling), lambda _: None
+            )
+        while engine.scheduler.waiting_queue or len(engine.scheduler.decode_set) < batch:
+            engine.step()
         for _ in range(6):
-            engine.turn()
+            engine.step()
         torch.cuda.synchronize()
-        keys = engine.batcher.decoding.context
+        keys = engine.scheduler.decode_set.attended_tokens
         walls, devices, hosts = [], [], []
         for _ in range(STEPS):
             begin, end = _events()
             start = time.perf_counter()
             begin.record()
-            engine.turn()
+            engine.step()
             end.record()
             walls.append((time.perf_counter() - start, begin, end))
         torch.cuda.synchronize()
@@ -104,8 +107,8 @@ def run_model(name: str, batches: tuple[int, ...] = BATCHES) -> Any:
             "floor_s": floor, "over_floor": step / floor,
         })  # fmt: skip
         while not engine.is_idle:
-            engine.turn()
-        engine.outbox()
+            engine.step()
+        engine.take_outputs()
     return {"bandwidth": bandwidth, "rows": rows, "prefill": _prefill(engine, count_flops, model)}
 
 
@@ -113,19 +116,22 @@ def _prefill(engine: Any, count_flops: Any, model: Any, length: int = 8192) -> d
     """Time prompts of one length, one at a time."""
     import torch
 
-    from meshwright.run.serve.asked import Ask, Sampling
+    from meshwright.run.serve.request import Request
+    from meshwright.run.serve.sampling_params import SamplingParams
 
     times = []
     for _ in range(5):
-        ask = Ask(prompt=(7,) * length, sampling=Sampling(max_tokens=1, seed=1))
-        engine.add(ask, lambda _: None)
+        ask = Request(
+            prompt_token_ids=(7,) * length, sampling_params=SamplingParams(max_tokens=1, seed=1)
+        )
+        engine.add_request(ask, lambda _: None)
         torch.cuda.synchronize()
         start = time.perf_counter()
         while not engine.is_idle:
-            engine.turn()
+            engine.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-        engine.outbox()
+        engine.take_outputs()
     took = statistics.median(times)
     # The head sees the last token alone.
     flops = (count_flops(model, length).forward - 2 * model.vocab * model.hidden) * length
@@ -137,7 +143,9 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.is_available():
-        raise MissingPart("models of real sizes are served on a GPU", "run it where there is one")
+        raise MissingDependency(
+            "models of real sizes are served on a GPU", "run it where there is one"
+        )
     figures, notes = [], []
     usual = "qwen3-0.6b" if quick else f"{PROMISED},qwen3-0.6b"
     for name in os.environ.get("STEPS_MODELS", usual).split(","):

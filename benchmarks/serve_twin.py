@@ -22,10 +22,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 if TYPE_CHECKING:
-    from meshwright.predict.serving.engine import Engine
+    from meshwright.predict.serving.cost.serving_engine import ServingEngine
 
 NAME = "serve_twin"
 QUESTION = "How near does simulated serving come to the engine on one GPU?"
@@ -108,29 +108,30 @@ LAST_START_S = 170.0
 
 def answer(works: list[Work]) -> list[dict[str, float]]:
     """Let one engine answer workloads of its kind; return what each took."""
-    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.engine.engine_config import EngineConfig
     from meshwright.run.serve.llm import LLM
     from meshwright.spec import catalog
-    from meshwright.spec.serving import Limits
+    from meshwright.spec.scheduler_config import SchedulerConfig
 
     first = works[0]
-    limits = Limits(
-        batch_requests=max(each.at_a_time for each in works),
-        kv_precision="fp8" if first.fp8 else "model",
-        prefix_cache=False,
+    limits = SchedulerConfig(
+        max_num_seqs=max(each.at_a_time for each in works),
+        kv_cache_dtype="fp8" if first.fp8 else "auto",
+        enable_prefix_caching=False,
     )
-    settings = EngineSettings(
-        limits=limits, max_length=8300, random_weights=True,
-        weights="fp8" if first.fp8 else "model",
+    settings = EngineConfig(
+        scheduler_config=limits, max_model_len=8300, random_weights=True,
+        quantization="fp8" if first.fp8 else "none",
     )  # fmt: skip
-    engine = LLM(catalog.model(first.model), settings).engine
+    engine = LLM(catalog.get_model(first.model), settings).engine
     _go(engine, first._replace(requests=8, per_s=None))
     return [_go(engine, work) for work in works]
 
 
 def _go(engine: Any, work: Work) -> dict[str, float]:
     """Send requests when they come, so many at a time, and take turns until all are answered."""
-    from meshwright.run.serve.asked import Ask, Sampling
+    from meshwright.run.serve.request import Request
+    from meshwright.run.serve.sampling_params import SamplingParams
 
     rng = random.Random(3)
     waiting = [
@@ -139,26 +140,29 @@ def _go(engine: Any, work: Work) -> dict[str, float]:
     ][::-1]
     sent: list[float] = []
     seen: list[list[float]] = []
-    steps = engine.gauges().steps
+    steps = engine.stats().steps
     start = time.perf_counter()
 
     def send(arrival: float, tokens: tuple[int, ...], output: int) -> None:
-        sampling = Sampling(temperature=0.6, max_tokens=output, ignore_eos=True, seed=1)
+        sampling = SamplingParams(temperature=0.6, max_tokens=output, ignore_eos=True, seed=1)
         times: list[float] = []
         sent.append(arrival)
         seen.append(times)
-        engine.add(Ask(prompt=tokens, sampling=sampling), lambda _: times.append(now()))
+        engine.add_request(
+            Request(prompt_token_ids=tokens, sampling_params=sampling),
+            lambda _: times.append(now()),
+        )
 
     def now() -> float:
         return time.perf_counter() - start
 
     while waiting or not engine.is_idle:
-        free = work.at_a_time - engine.batcher.running - len(engine.batcher.waiting)
+        free = work.at_a_time - engine.scheduler.num_running - len(engine.scheduler.waiting_queue)
         while waiting and free and waiting[-1][0] <= now():
             send(*waiting.pop())
             free -= 1
-        engine.turn()
-        for sink, piece in engine.outbox():
+        engine.step()
+        for sink, piece in engine.take_outputs():
             sink(piece)
     took = now()
     written = sum(output for _, _, output in work.drawn())
@@ -166,37 +170,46 @@ def _go(engine: Any, work: Work) -> dict[str, float]:
     gaps = [(each[-1] - each[0]) / max(1, len(each) - 1) for each in seen]
     return {
         "tokens_per_s": written / took, "seconds": took, "first_s": median(firsts),
-        "gap_s": median(gaps), "steps": engine.gauges().steps - steps,
+        "gap_s": median(gaps), "steps": engine.stats().steps - steps,
     }  # fmt: skip
 
 
-def simulated(work: Work, engine: "Engine | None" = None) -> dict[str, float]:
+def simulated(work: Work, engine: "ServingEngine | None" = None) -> dict[str, float]:
     """Return the same figures, predicted for the engine as it is described, or otherwise."""
-    from meshwright.predict.serving.engine import MESHWRIGHT
-    from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
-    from meshwright.predict.serving.formats import Formats
-    from meshwright.predict.serving.outcome import outcome_of
-    from meshwright.predict.serving.replica import Replica
+    from meshwright.predict.serving.cost.quantization import Quantization
+    from meshwright.predict.serving.cost.replica import Replica
+    from meshwright.predict.serving.cost.serving_engine import MESHWRIGHT
+    from meshwright.predict.serving.sim.serving_fleet import (
+        ReplicaPool,
+        ServingFleet,
+        default_scheduler_config,
+        simulate_fleet,
+    )
+    from meshwright.predict.serving.sim.serving_metrics import compute_serving_metrics
     from meshwright.spec import catalog
-    from meshwright.spec.workload import Request
+    from meshwright.spec.workload import WorkloadRequest
 
-    formats = Formats(weights="fp8", kv="fp8") if work.fp8 else Formats()
+    formats = Quantization(weights="fp8", kv="fp8") if work.fp8 else Quantization()
     replica = Replica(
-        model=catalog.model(work.model), cluster=catalog.cluster(CLUSTER), formats=formats,
+        model=catalog.get_model(work.model),
+        cluster=catalog.get_cluster(CLUSTER),
+        quantization=formats,
         engine=engine or MESHWRIGHT,
-    )  # fmt: skip
-    limits = default_limits(replica, batch_requests=work.at_a_time, prefix_cache=False)
-    fleet = Fleet(serving=Copies(replica=replica, limits=limits))
+    )
+    limits = default_scheduler_config(
+        replica, max_num_seqs=work.at_a_time, enable_prefix_caching=False
+    )
+    fleet = ServingFleet(serving_pool=ReplicaPool(replica=replica, scheduler_config=limits))
     requests = [
-        Request(arrival_s=when, prompt_tokens=prompt, output_tokens=output)
+        WorkloadRequest(arrival_s=when, prompt_tokens=prompt, output_tokens=output)
         for when, prompt, output in work.drawn()
     ]
-    found = outcome_of(run_fleet(fleet, requests), fleet)
+    found = compute_serving_metrics(simulate_fleet(fleet, requests), fleet)
     return {"tokens_per_s": found.output_tokens_per_s, "seconds": found.seconds}
 
 
 def figures_of(
-    measured: dict[str, dict[str, float]], engine: "Engine | None" = None
+    measured: dict[str, dict[str, float]], engine: "ServingEngine | None" = None
 ) -> list[dict[str, object]]:
     """Hold what was measured against what is predicted, for the engine of now or another."""
     works = {str(work): work for work in KNOWN}
@@ -227,7 +240,9 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not torch.cuda.is_available():
-        raise MissingPart("models of real sizes are served on a GPU", "run it where there is one")
+        raise MissingDependency(
+            "models of real sizes are served on a GPU", "run it where there is one"
+        )
     works = QUICK if quick else WORKS
     measured: dict[str, dict[str, float]] = {}
     notes = ""
@@ -260,13 +275,13 @@ def main(given: list[str]) -> None:
     """Answer the workloads of these numbers, or compare again those of a file."""
     from msgspec.structs import replace
 
-    from meshwright.predict.serving.engine import MESHWRIGHT
+    from meshwright.predict.serving.cost.serving_engine import MESHWRIGHT
 
     if given[0].isdecimal():
         works = [WORKS[int(number)] for number in given]
         print(json.dumps(dict(zip(map(str, works), answer(works), strict=True))))
         return
-    engine = replace(MESHWRIGHT, streamed_rows=0) if "unstreamed" in given else MESHWRIGHT
+    engine = replace(MESHWRIGHT, max_prefetch_rows=0) if "unstreamed" in given else MESHWRIGHT
     for row in figures_of(measured_in(Path(given[0])), engine):
         print(f"{row['name']}: {row['value']:,.1f} {row['unit']}")
 

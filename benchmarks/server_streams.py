@@ -15,19 +15,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from meshwright.run.serve.asked import Ask, Gauges, Piece, Sampling
-from meshwright.run.serve.inbox import Inbox
-from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from meshwright.run.serve.client.output_stream import OutputStream
+from meshwright.run.serve.engine_stats import EngineStats
+from meshwright.run.serve.request import Request, RequestOutput
+from meshwright.run.serve.sampling_params import SamplingParams
+from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
 
 NAME = "server_streams"
 QUESTION = "How many tokens a second does the server pass on to 1,000 streams on one core?"
 
-NEXT = Piece(tokens=(120,), text=" word")
-LAST = Piece(tokens=(120,), text=" word", finish="length")
+NEXT = RequestOutput(token_ids=(120,), text=" word")
+LAST = RequestOutput(token_ids=(120,), text=" word", finish_reason="length")
 CLIENT = r"""
 import asyncio, json, sys, time
 port, streams, tokens = map(int, sys.argv[1:])
@@ -59,16 +61,16 @@ except ImportError:
 class Steps:
     """An engine that only counts."""
 
-    max_length = embed_length = 1 << 20
+    max_model_len = max_embed_len = 1 << 20
 
     def __init__(self) -> None:
-        self._left: dict[Inbox, int] = {}
+        self._left: dict[OutputStream, int] = {}
         self._stepping = False
 
-    def answer(self, ask: Ask) -> Inbox:
+    def generate(self, ask: Request) -> OutputStream:
         """Answer with as many pieces as are asked for."""
-        inbox = Inbox(1, lambda: self._left.pop(inbox))
-        self._left[inbox] = ask.sampling.max_tokens or 1
+        inbox = OutputStream(1, lambda: self._left.pop(inbox))
+        self._left[inbox] = ask.sampling_params.max_tokens or 1
         if not self._stepping:
             self._stepping = True
             asyncio.get_running_loop().call_soon(self._step)
@@ -95,11 +97,11 @@ class Steps:
         del adapter
         return [[1.0] for _ in prompts]
 
-    def gauges(self) -> Gauges:
+    def stats(self) -> EngineStats:
         """Return nothing of use."""
-        return Gauges()
+        return EngineStats()
 
-    def ill(self) -> str:
+    def health_problem(self) -> str:
         """Be well."""
         return ""
 
@@ -110,8 +112,8 @@ class Steps:
 class Letters:
     """A tokenizer of characters."""
 
-    size = 256
-    marks: frozenset[int] = frozenset()
+    vocab_size = 256
+    special_token_ids: frozenset[int] = frozenset()
 
     def encode(self, text: str, /, *, special: bool = True) -> list[int]:
         """Return the characters' numbers."""
@@ -122,18 +124,18 @@ class Letters:
         del skip_special
         return bytes(ids).decode("latin-1")
 
-    def spelled(self, token: int, /) -> bytes:
+    def token_bytes(self, token: int, /) -> bytes:
         """Return the character."""
         return chr(token).encode()
 
-    def chat(self, messages: Sequence[Any], tools: Any = None, **values: Any) -> str:
+    def apply_chat_template(self, messages: Sequence[Any], tools: Any = None, **values: Any) -> str:
         """Return the last message."""
         return str(messages[-1]["content"]) + str(tools or "") + str(len(values))
 
 
 def ours() -> Starlette:
     """Return our server."""
-    return serve_app(Steps(), Letters(), _settings())
+    return create_app(Steps(), Letters(), _settings())
 
 
 def usual() -> Starlette:
@@ -141,8 +143,8 @@ def usual() -> Starlette:
     engine = Steps()
 
     async def events(tokens: int) -> AsyncIterator[str]:
-        ask = Ask(prompt=(1,), sampling=Sampling(max_tokens=tokens))
-        async for piece in engine.answer(ask):
+        ask = Request(prompt_token_ids=(1,), sampling_params=SamplingParams(max_tokens=tokens))
+        async for piece in engine.generate(ask):
             chunk = {
                 "id": "chatcmpl-0123456789abcdef01234567",
                 "object": "chat.completion.chunk",
@@ -150,17 +152,17 @@ def usual() -> Starlette:
                 "model": "m",
                 "choices": [
                     {
-                        "index": piece.choice,
+                        "index": piece.index,
                         "delta": {"content": piece.text},
                         "logprobs": None,
-                        "finish_reason": piece.finish,
+                        "finish_reason": piece.finish_reason,
                     }
                 ],
             }
             yield f"data: {json.dumps(chunk)}\n\n"
         yield "data: [DONE]\n\n"
 
-    async def chat(request: Request) -> StreamingResponse:
+    async def chat(request: StarletteRequest) -> StreamingResponse:
         asked = await request.json()
         return StreamingResponse(events(asked["max_tokens"]), media_type="text/event-stream")
 
@@ -169,8 +171,8 @@ def usual() -> Starlette:
     return app
 
 
-def _settings() -> ServerSettings:
-    return ServerSettings(model="m", port=0, access_log=False)
+def _settings() -> ServerConfig:
+    return ServerConfig(model="m", port=0, access_log=False)
 
 
 def _cpu_s() -> float:
@@ -180,7 +182,7 @@ def _cpu_s() -> float:
 
 def once(make: Callable[[], Starlette], streams: int, tokens: int) -> tuple[float, float]:
     """Return microseconds of CPU for a token, and tokens a second by the clock."""
-    with Served(make(), _settings()) as served:
+    with BackgroundServer(make(), _settings()) as served:
         port = served.url.rpartition(":")[2]
         before = _cpu_s()
         said = subprocess.run(

@@ -6,14 +6,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.result import figure
-from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
-from meshwright.predict.serving.planned import ServingQuestion
-from meshwright.predict.serving.planning import plan_serving
-from meshwright.predict.serving.replica import Replica
-from meshwright.predict.serving.served import Served
+from meshwright.predict.serving.cost.replica import Replica
+from meshwright.predict.serving.plan.serving_question import ServingQuestion
+from meshwright.predict.serving.plan.serving_search import plan_serving
+from meshwright.predict.serving.sim.served_requests import ServedRequests
+from meshwright.predict.serving.sim.serving_fleet import (
+    ReplicaPool,
+    ServingFleet,
+    default_scheduler_config,
+    simulate_fleet,
+)
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
-from meshwright.spec.workload import LogNormal, Poisson, Request, Requests, Uniform, read_requests
+from meshwright.spec.workload import (
+    LogNormalLength,
+    PoissonArrivals,
+    ServingWorkload,
+    UniformLength,
+    WorkloadRequest,
+    read_requests,
+)
 
 NAME = "serving_simulation"
 QUESTION = "How fast are requests simulated through serving engines?"
@@ -57,24 +69,26 @@ def measure(quick: bool) -> dict[str, object]:
 
 
 def _rate(
-    title: str, asked: list[Request], fleet: Fleet, quick: bool, target: str = ""
+    title: str, asked: list[WorkloadRequest], fleet: ServingFleet, quick: bool, target: str = ""
 ) -> dict[str, object]:
-    best = min(_seconds(lambda: run_fleet(fleet, asked)) for _ in range(1 if quick else REPEATS))
+    best = min(
+        _seconds(lambda: simulate_fleet(fleet, asked)) for _ in range(1 if quick else REPEATS)
+    )
     return figure(title, len(asked) / best, "requests/s", "" if quick else target)
 
 
 def _planned(quick: bool) -> dict[str, object]:
     """Time a plan for Llama 70B, from the question to the cheapest fleet."""
-    stream = Requests(
-        arrival=Poisson(rate_per_s=20),
-        prompt=LogNormal(median=800, sigma=0.8, longest=8000),
-        output=LogNormal(median=200, sigma=0.7, longest=2000),
+    stream = ServingWorkload(
+        arrival=PoissonArrivals(rate_per_s=20),
+        prompt=LogNormalLength(median=800, sigma=0.8, longest=8000),
+        output=LogNormalLength(median=200, sigma=0.7, longest=2000),
     )
     question = ServingQuestion(
-        model=catalog.model("llama3.1-70b"),
-        cluster=catalog.cluster("h200-superpod").with_gpus(64),
+        model=catalog.get_model("llama3.1-70b"),
+        cluster=catalog.get_cluster("h200-superpod").with_gpus(64),
         requests=tuple(stream.generate(0, 500 if quick else 5000)),
-        objective=OBJECTIVE,
+        slo=OBJECTIVE,
     )
     return figure(
         "a plan for 70B and 5,000 requests", _seconds(lambda: plan_serving(question)), "s"
@@ -86,25 +100,25 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.process_time()
     found = work()
     took = time.process_time() - start
-    if isinstance(found, Served):
+    if isinstance(found, ServedRequests):
         # What was simulated has to be whole to count.
-        assert found.answered.all()
+        assert found.completed.all()
         assert (found.end_s >= found.first_s).all()
     return took
 
 
-def _drawn(count: int) -> list[Request]:
-    stream = Requests(
-        arrival=Poisson(rate_per_s=18),
-        prompt=Uniform(low=20, high=200),
-        output=Uniform(low=200, high=800),
+def _drawn(count: int) -> list[WorkloadRequest]:
+    stream = ServingWorkload(
+        arrival=PoissonArrivals(rate_per_s=18),
+        prompt=UniformLength(low=20, high=200),
+        output=UniformLength(low=200, high=800),
     )
     return list(stream.generate(0, count))
 
 
-def _faster(asked: list[Request], times: float) -> list[Request]:
+def _faster(asked: list[WorkloadRequest], times: float) -> list[WorkloadRequest]:
     return [
-        Request(
+        WorkloadRequest(
             arrival_s=one.arrival_s / times,
             prompt_tokens=one.prompt_tokens,
             output_tokens=one.output_tokens,
@@ -113,18 +127,25 @@ def _faster(asked: list[Request], times: float) -> list[Request]:
     ]
 
 
-def _fleet(count: int = 1) -> Fleet:
+def _fleet(count: int = 1) -> ServingFleet:
     replica = Replica(
-        model=catalog.model("llama3.1-8b"), cluster=catalog.cluster("h200-superpod").with_gpus(8)
+        model=catalog.get_model("llama3.1-8b"),
+        cluster=catalog.get_cluster("h200-superpod").with_gpus(8),
     )
-    return Fleet(serving=Copies(replica=replica, limits=default_limits(replica), count=count))
+    return ServingFleet(
+        serving_pool=ReplicaPool(
+            replica=replica, scheduler_config=default_scheduler_config(replica), count=count
+        )
+    )
 
 
-def _large(count: int) -> Fleet:
+def _large(count: int) -> ServingFleet:
     replica = Replica(
-        model=catalog.model("llama3.1-70b"),
-        cluster=catalog.cluster("h200-superpod").with_gpus(4 * count),
+        model=catalog.get_model("llama3.1-70b"),
+        cluster=catalog.get_cluster("h200-superpod").with_gpus(4 * count),
         layout=Layout(tp=4),
     )
-    copies = Copies(replica=replica, limits=default_limits(replica), count=count)
-    return Fleet(serving=copies, routing="prefix")
+    copies = ReplicaPool(
+        replica=replica, scheduler_config=default_scheduler_config(replica), count=count
+    )
+    return ServingFleet(serving_pool=copies, routing="prefix")

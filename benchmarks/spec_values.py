@@ -63,10 +63,10 @@ def measure(quick: bool) -> dict[str, object]:
     count = 20_000 if quick else 200_000
     given = grid(count)
     start = time.perf_counter()
-    models = architectures.models()
+    models = architectures.list_models()
     models_s = time.perf_counter() - start
     start = time.perf_counter()
-    machines = len(hardware.gpus()) + len(hardware.clusters())
+    machines = len(hardware.list_gpus()) + len(hardware.list_clusters())
     hardware_s = time.perf_counter() - start
     return {
         "figures": [

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from meshwright.predict.published import read_rows, score, summary
+from meshwright.predict.validation.training import read_runs, score_runs, summarize_scores
 
 NAME = "step_accuracy"
 QUESTION = "How close do predictions come to published training runs?"
@@ -13,8 +13,8 @@ RUNS = Path(__file__).parents[1] / "validation" / "training" / "runs.json"
 
 def measure(quick: bool) -> dict[str, object]:
     """Score the published runs, every tenth of them where it is to be quick."""
-    rows = read_rows(RUNS)[:: 10 if quick else 1]
-    found = summary(score(rows))
+    rows = read_runs(RUNS)[:: 10 if quick else 1]
+    found = summarize_scores(score_runs(rows))
     best, every, memory = found["by_grade"]["A"], found["overall"], found["memory"]
     figures = [
         _share("step time, grade A, median error", best["median_abs"], "<= 5"),

@@ -4,9 +4,9 @@ import itertools
 import statistics
 import time
 
-from meshwright.predict import Run, predict_step
-from meshwright.predict.network.curve import curve
-from meshwright.spec import Layout, Training, Work, catalog
+from meshwright.predict import TrainingRun, predict_step
+from meshwright.predict.network.cost_curve import build_curve
+from meshwright.spec import JobSpec, Layout, TrainingWorkload, catalog
 from meshwright.spec.layout import Recompute
 
 NAME = "step_closed_form"
@@ -15,17 +15,17 @@ QUESTION = "How many training steps does one core predict per second in closed f
 GPUS = 16_384
 
 
-def works(count: int) -> list[Work]:
+def works(count: int) -> list[JobSpec]:
     """List layouts of Llama 3.1 405B on 16,384 H100s."""
-    model = catalog.model("llama3.1-405b")
-    cluster = catalog.cluster("h100-superpod").with_gpus(GPUS)
-    step = Training(tokens=10**12, sequence_length=8192, global_batch=4 * GPUS)
+    model = catalog.get_model("llama3.1-405b")
+    cluster = catalog.get_cluster("h100-superpod").with_gpus(GPUS)
+    step = TrainingWorkload(tokens=10**12, sequence_length=8192, global_batch=4 * GPUS)
     recomputes: tuple[Recompute, ...] = ("none", "full")
     grid = itertools.product(
         (1, 2, 4, 8), (1, 2, 7, 14), (1, 2), (0, 1, 3), (1, 2, 4), recomputes, (1, 2)
     )
     found = [
-        Work(
+        JobSpec(
             model=model,
             cluster=cluster,
             workload=step,
@@ -39,18 +39,18 @@ def works(count: int) -> list[Work]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def rate(asked: list[Work]) -> float:
+def rate(asked: list[JobSpec]) -> float:
     """Return predictions per second over a list of works."""
     start = time.perf_counter()
     for work in asked:
-        predict_step(Run(work))
+        predict_step(TrainingRun(work))
     return len(asked) / (time.perf_counter() - start)
 
 
 def measure(quick: bool) -> dict[str, object]:
     """Measure and return the figures."""
     asked = works(100 if quick else 1000)
-    curve.cache_clear()
+    build_curve.cache_clear()
     cold = rate(asked)
     warm = statistics.median(rate(asked) for _ in range(5))
     return {

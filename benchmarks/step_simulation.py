@@ -7,15 +7,15 @@ import sys
 import time
 from typing import NamedTuple
 
-from meshwright.predict.replicas import simulate_replicas
-from meshwright.predict.run import Run
-from meshwright.predict.simulate import SimulatedStep, simulate_step
-from meshwright.predict.simulate_noise import Noise
-from meshwright.predict.step import predict_step
+from meshwright.predict.event_sim.noise import StepNoise
+from meshwright.predict.event_sim.replicas import simulate_replicas
+from meshwright.predict.event_sim.step_simulation import SimulatedStep, simulate_step
+from meshwright.predict.step.step_prediction import predict_step
+from meshwright.predict.training_run.training_run import TrainingRun
 from meshwright.spec import catalog
+from meshwright.spec.job_spec import JobSpec
 from meshwright.spec.layout import Layout, ScheduleKind
-from meshwright.spec.work import Work
-from meshwright.spec.workload import Adapter, Training
+from meshwright.spec.workload import LoRASpec, TrainingWorkload
 
 NAME = "step_simulation"
 QUESTION = "How long does the event simulation of a training step take?"
@@ -49,12 +49,12 @@ CASES = (
 )
 
 
-def fresh_run(case: Case) -> Run:
+def fresh_run(case: Case) -> TrainingRun:
     """Return the run of a case, with nothing computed yet."""
-    cluster = catalog.cluster("h100-superpod").with_gpus(case.layout.gpus)
-    model = catalog.model("llama3.1-405b")
-    step = Training(tokens=8192 * case.batch, sequence_length=8192, global_batch=case.batch)
-    return Run(Work(model=model, cluster=cluster, layout=case.layout, workload=step))
+    cluster = catalog.get_cluster("h100-superpod").with_gpus(case.layout.gpus)
+    model = catalog.get_model("llama3.1-405b")
+    step = TrainingWorkload(tokens=8192 * case.batch, sequence_length=8192, global_batch=case.batch)
+    return TrainingRun(JobSpec(model=model, cluster=cluster, layout=case.layout, workload=step))
 
 
 SPLITS: dict[ScheduleKind, tuple[tuple[int, ...] | None, ...]] = {
@@ -64,13 +64,16 @@ SPLITS: dict[ScheduleKind, tuple[tuple[int, ...] | None, ...]] = {
 """Layers of every chunk of Llama-3.1-8B on four ranks: even and uneven, by schedule."""
 
 
-def small_runs(quick: bool) -> list[Run]:
+def small_runs(quick: bool) -> list[TrainingRun]:
     """List small pipelines of every schedule: splits, ZeRO stages, adapters, batches."""
-    model, cluster = catalog.model("llama3.1-8b"), catalog.cluster("h100-superpod").with_gpus(32)
+    model, cluster = (
+        catalog.get_model("llama3.1-8b"),
+        catalog.get_cluster("h100-superpod").with_gpus(32),
+    )
     found = []
     for kind, splits in SPLITS.items():
         grid = itertools.product(
-            splits, (1, 3) if quick else (0, 1, 2, 3), (None, Adapter(rank=16)), (2, 4, 9, 32)
+            splits, (1, 3) if quick else (0, 1, 2, 3), (None, LoRASpec(rank=16)), (2, 4, 9, 32)
         )
         for split, zero, adapter, microbatches in grid:
             layout = Layout(
@@ -84,15 +87,15 @@ def small_runs(quick: bool) -> list[Run]:
                 stage_layers=split,
             )
             batch = 4 * microbatches
-            step = Training(
+            step = TrainingWorkload(
                 tokens=4096 * batch, sequence_length=4096, global_batch=batch, adapter=adapter
             )
-            work = Work(model=model, cluster=cluster, layout=layout, workload=step)
-            found.append(Run(work))
+            work = JobSpec(model=model, cluster=cluster, layout=layout, workload=step)
+            found.append(TrainingRun(work))
     return found
 
 
-def gap(run: Run) -> float:
+def gap(run: TrainingRun) -> float:
     """Return how far the closed form is from the events, as a share of the step."""
     return abs(predict_step(run).step_s / simulate_step(run).step_s - 1)
 
@@ -125,7 +128,7 @@ def measure(quick: bool) -> dict[str, object]:
             {"name": f"{case.title}, again", "value": statistics.median(times), "unit": "s"},
         ]
         start = time.perf_counter()
-        spans = step.timeline().num_spans
+        spans = step.build_timeline().num_spans
         drawn = time.perf_counter() - start
         apart = abs(step.step_s / predict_step(step.run).step_s - 1)
         figures += [
@@ -140,7 +143,7 @@ def measure(quick: bool) -> dict[str, object]:
         ]
     run = fresh_run(CASES[0])
     start = time.perf_counter()
-    simulate_replicas(run, Noise(jitter_cv=0.03, slow_share=1e-3, slow_factor=1.2))
+    simulate_replicas(run, StepNoise(jitter_cv=0.03, slow_share=1e-3, slow_factor=1.2))
     replicas = time.perf_counter() - start
     gaps = [gap(run) for run in small_runs(quick)]
     figures += [

@@ -26,7 +26,7 @@ def columns(spans: int) -> dict[str, Any]:
     """Spans like those of a pipeline-parallel run: 600 kernel names, a tenth communication."""
     import numpy as np
 
-    from meshwright.timeline import Coded, Kind
+    from meshwright.timeline import DictionaryColumn, SpanKind
 
     rng = np.random.default_rng(7)
     rank = np.arange(spans, dtype=np.int64) * RANKS // spans
@@ -44,18 +44,22 @@ def columns(spans: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "process": "gpu",
-        "lane": Coded(np.where(talks, 2, number % 2), ("stream 7", "stream 20", "stream 24")),
+        "lane": DictionaryColumn(
+            np.where(talks, 2, number % 2), ("stream 7", "stream 20", "stream 24")
+        ),
         "start_ns": start,
         "duration_ns": duration,
-        "kind": Coded(talks.astype(np.int32), (Kind.COMPUTE, Kind.COMMUNICATION)),
-        "name": Coded(name.astype(np.int32), names),
+        "kind": DictionaryColumn(
+            talks.astype(np.int32), (SpanKind.COMPUTE, SpanKind.COMMUNICATION)
+        ),
+        "name": DictionaryColumn(name.astype(np.int32), names),
         "flow_out": np.where(number % 5 == 0, number, -1),
         "flow_in": np.where(number % 5 == 1, number - 1, -1),
         "bytes": only_talk(1 << (name % 28)),
-        "collective": Coded(
+        "collective": DictionaryColumn(
             only_talk(name % 3).astype(np.int32), ("all_gather", "reduce_scatter", "send")
         ),
-        "group": Coded(only_talk(name % 3).astype(np.int32), ("dp", "tp", "pp")),
+        "group": DictionaryColumn(only_talk(name % 3).astype(np.int32), ("dp", "tp", "pp")),
         "stage": rank // 2,
         "microbatch": (number // 400) % 32,
         "layer": (number // 20) % 64,
@@ -76,10 +80,12 @@ def _arrow_table(spans: int) -> Any:
 
 def stage_write(folder: Path, spans: int) -> dict[str, float]:
     """Numpy columns to one Parquet file per rank."""
-    from meshwright.timeline import Timeline, write
+    from meshwright.timeline import Timeline, write_timeline
 
     given = columns(spans)
-    seconds, _ = _timed(lambda: write(Timeline.from_columns(given, source="simulated"), folder))
+    seconds, _ = _timed(
+        lambda: write_timeline(Timeline.from_columns(given, source="simulated"), folder)
+    )
     size = sum(path.stat().st_size for path in folder.iterdir())
     return {"s": seconds, "bytes": size}
 
@@ -98,11 +104,11 @@ def stage_record(folder: Path, spans: int) -> dict[str, float]:
 
 def stage_read(folder: Path, spans: int) -> dict[str, float]:
     """The columns that a breakdown needs, as numpy."""
-    from meshwright.timeline import read
+    from meshwright.timeline import read_timeline
 
     def load() -> int:
-        timeline = read(folder, columns=NEEDED)
-        starts, names = timeline.column("start_ns"), timeline.strings("name")
+        timeline = read_timeline(folder, columns=NEEDED)
+        starts, names = timeline.column("start_ns"), timeline.string_column("name")
         return int(starts.size + 0 * names.codes.size)
 
     seconds, rows = _timed(load)
@@ -112,9 +118,9 @@ def stage_read(folder: Path, spans: int) -> dict[str, float]:
 
 def stage_read_all(folder: Path, spans: int) -> dict[str, float]:
     """All columns."""
-    from meshwright.timeline import read
+    from meshwright.timeline import read_timeline
 
-    seconds, timeline = _timed(lambda: read(folder))
+    seconds, timeline = _timed(lambda: read_timeline(folder))
     assert timeline.num_spans == spans
     return {"s": seconds}
 
@@ -180,9 +186,9 @@ def peer_duckdb_query(folder: Path, spans: int) -> dict[str, float]:
 
 def peer_json_dumps(folder: Path, spans: int) -> dict[str, float]:
     """Chrome JSON the usual way: one dict per span through `json.dumps`."""
-    from meshwright.timeline import read
+    from meshwright.timeline import read_timeline
 
-    rows = read(folder, ranks=[0]).spans.slice(0, spans // RANKS).to_pylist()
+    rows = read_timeline(folder, ranks=[0]).spans.slice(0, spans // RANKS).to_pylist()
     kept = ("bytes", "collective", "group", "stage", "microbatch", "layer")
 
     def dump() -> None:

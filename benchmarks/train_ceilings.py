@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 import torch
 
-from meshwright.run.kernels.attention import attention
+from meshwright.run.kernels.attention.sdpa import attention
 
 SUSTAINED_MS = 250.0
 PRODUCTS = {

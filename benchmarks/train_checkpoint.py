@@ -81,9 +81,9 @@ class Ours:
     """Our checkpoints with all that they do by default: checksums, commit, policy."""
 
     def __init__(self, folder: Path) -> None:
-        from meshwright.run.train.checkpoint import Checkpoints
+        from meshwright.run.train.checkpoint import CheckpointManager
 
-        self._checkpoints = Checkpoints(folder)
+        self._checkpoints = CheckpointManager(folder)
 
     def save(self, step: int, tensors: dict[str, Any]) -> None:
         """Start a save."""

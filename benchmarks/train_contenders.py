@@ -27,24 +27,24 @@ import torch
 
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model, Rotary, decoder, flops_per_token
+from meshwright.spec.model import Model, Rotary, build_decoder_model, flops_per_token
 
 PEAK_FLOPS = 989.4e12
 """Dense bfloat16 of H100 and H200, per second (NVIDIA data sheet)."""
 
 SHAPES: dict[str, Model] = {
-    "1b": decoder(
+    "1b": build_decoder_model(
         "llama3.2-1b-untied", layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192,
         vocab=128256, rotary=Rotary(theta=5e5), max_positions=8192,
     ),
-    "8b": decoder(
+    "8b": build_decoder_model(
         "llama3.1-8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336,
         vocab=128256, rotary=Rotary(theta=5e5), max_positions=8192,
     ),
     "moe": msgspec.structs.replace(
-        catalog.model("qwen3-30b-a3b"), name="qwen3-30b-a3b cut to 6 layers", pattern="6*moe"
+        catalog.get_model("qwen3-30b-a3b"), name="qwen3-30b-a3b cut to 6 layers", pattern="6*moe"
     ),
-    "tiny": decoder(
+    "tiny": build_decoder_model(
         "tiny", layers=2, hidden=128, heads=4, kv_heads=2, ffn=256, vocab=512, max_positions=128,
     ),
 }  # fmt: skip
@@ -97,13 +97,14 @@ def on_mesh(asked: Asked) -> Step:
 
 def ours(asked: Asked, *, mesh: bool = False) -> Step:
     """Return a step of Meshwright's own trainer."""
-    from meshwright.run.kernels.products import fastest_products
+    from meshwright.run.kernels.gemm.gemm import select_gemm_backend
     from meshwright.run.parallel.mesh import Mesh
-    from meshwright.run.parallel.sync import make_sync
-    from meshwright.run.train.data.batch import Batch, Sequence
-    from meshwright.run.train.optimizer import OptimizerSettings, make_optimizer
-    from meshwright.run.train.spread_step import SpreadStep, make_spread
-    from meshwright.run.train.step import TrainStep, make_decoder
+    from meshwright.run.parallel.zero.gradient_sync import make_gradient_sync
+    from meshwright.run.train.data.batch import SequenceInfo, TrainBatch
+    from meshwright.run.train.decoder_factory import make_decoder
+    from meshwright.run.train.optimizer import OptimizerConfig, make_optimizer
+    from meshwright.run.train.step_backend import MeshStepBackend, make_sharded_model
+    from meshwright.run.train.train_step import TrainStep
 
     words = dict(PRECISIONS[asked.precision])
     if asked.recompute is not None:
@@ -112,27 +113,32 @@ def ours(asked: Asked, *, mesh: bool = False) -> Step:
         words["recompute_ops"] = () if full else asked.recompute
     layout = Layout(microbatch=asked.batch, **words)
     device = asked.device
-    products = fastest_products(device)
-    settings = OptimizerSettings(lr=1e-4, betas=(0.9, 0.95), schedule="constant", warmup_steps=0)
-    train: TrainStep | SpreadStep
+    products = select_gemm_backend(device)
+    settings = OptimizerConfig(lr=1e-4, betas=(0.9, 0.95), schedule="constant", warmup_steps=0)
+    train: TrainStep | MeshStepBackend
     if mesh:
-        spread = make_spread(asked.model, Mesh(layout, device=device), products=products)
-        sync = make_sync(spread)
+        spread = make_sharded_model(asked.model, Mesh(layout, device=device), gemm=products)
+        sync = make_gradient_sync(spread)
         optimizer = make_optimizer(sync.named_parameters(), layout, settings, total_steps=1000)
-        train = SpreadStep(spread, sync, optimizer, microbatch=asked.batch)
+        train = MeshStepBackend(spread, sync, optimizer, microbatch=asked.batch)
     else:
-        module = make_decoder(asked.model, layout, device=device, products=products)
+        module = make_decoder(asked.model, layout, device=device, gemm=products)
         optimizer = make_optimizer(module.named_parameters(), layout, settings, total_steps=1000)
         train = TrainStep(module, optimizer, microbatch=asked.batch)
-    whole = Sequence(documents=1, longest=asked.length, targets=asked.length, filled=asked.length)
+    whole = SequenceInfo(
+        documents=1,
+        max_document_length=asked.length,
+        num_targets=asked.length,
+        num_tokens=asked.length,
+    )
     rows = (whole,) * asked.batch
     done = 0
 
     def step(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         nonlocal done
-        figures = train(Batch(done, tokens, labels, None, None, rows), done)
+        figures = train(TrainBatch(done, tokens, labels, None, None, rows), done)
         done += 1
-        return figures.losses.mean
+        return figures.losses.mean_loss
 
     return step
 

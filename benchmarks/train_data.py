@@ -43,19 +43,23 @@ def documents(tokens: int) -> Iterator[Any]:
 
 def prepare(folder: Path, tokens: int) -> None:
     """Write the corpus in both formats."""
-    from meshwright.run.train.data import Vocabulary, write_megatron, write_shards
+    from meshwright.run.train.data import Vocabulary, write_megatron, write_token_shards
 
-    vocabulary = Vocabulary(name="random", size=VOCABULARY, digest="random", end=0)
-    corpus = write_shards(documents(tokens), folder / "shards", vocabulary, shard_bytes=1 << 26)
+    vocabulary = Vocabulary(name="random", size=VOCABULARY, digest="random", eos=0)
+    corpus = write_token_shards(
+        documents(tokens), folder / "shards", vocabulary, shard_bytes=1 << 26
+    )
     write_megatron(corpus, folder / "pair")
 
 
 def _batches(folder: Path, packing: Any, length: int = LENGTH, batch: int = BATCH) -> Any:
-    from meshwright.run.train.data import DataSettings, open_data
-    from meshwright.spec.workload import Training
+    from meshwright.run.train.data import DataConfig, build_dataset
+    from meshwright.spec.workload import TrainingWorkload
 
-    training = Training(tokens=10**9, sequence_length=length, global_batch=batch, packing=packing)
-    return open_data(DataSettings(sources=(str(folder / "shards"),)), training, seed=1)
+    training = TrainingWorkload(
+        tokens=10**9, sequence_length=length, global_batch=batch, packing=packing
+    )
+    return build_dataset(DataConfig(sources=(str(folder / "shards"),)), training, seed=1)
 
 
 def _drained(loader: Any, steps: int) -> dict[str, float]:
@@ -83,11 +87,11 @@ def stage_open(folder: Path, _steps: int) -> dict[str, float]:
     _batches(folder, "pack")
     again = time.perf_counter()
     stream = first.streams[0]
-    filled = stream.corpus.tokens / (stream.cutting.sequences * LENGTH)
+    filled = stream.corpus.num_tokens / (stream.packing.sequences * LENGTH)
     return {
         "pack_s": made - began,
         "open_s": again - made,
-        "documents": stream.corpus.documents,
+        "documents": stream.corpus.num_documents,
         "filled": filled,
     }
 
@@ -212,24 +216,26 @@ def peer_torch(folder: Path, steps: int) -> dict[str, float]:
 def stage_tokenise(folder: Path, steps: int) -> dict[str, float]:
     """Text to shards, with bytes and with a BPE, on all cores."""
     from meshwright.run.train.data import (
+        generate_builtin_documents,
         open_tokenizer,
-        standard_text,
-        tokenise,
-        tokenising,
-        train_tokenizer,
+        tokenize_files,
+        train_bpe,
     )
-    from meshwright.run.train.data.byte_pairs import save_tokenizer
+    from meshwright.run.train.data.tokenization import corpus_tokenization
+    from meshwright.run.train.data.tokenization.bpe_trainer import save_tokenizer
 
-    tokenising.SMALLEST_PART_BYTES = 1 << 20
-    texts = list(standard_text(8_000_000 if steps > 50 else 1_000_000))
+    corpus_tokenization.MIN_SHARD_BYTES = 1 << 20
+    texts = list(generate_builtin_documents(8_000_000 if steps > 50 else 1_000_000))
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
     size = sum(len(one.encode()) for one in texts)
-    save_tokenizer(train_tokenizer(texts[:400], 8192), folder / "bpe.json")
+    save_tokenizer(train_bpe(texts[:400], 8192), folder / "bpe.json")
     found: dict[str, float] = {"megabytes": size / 1e6}
     for name in ("bytes", str(folder / "bpe.json")):
         tokenizer = open_tokenizer(name)
         began = time.perf_counter()
-        made = tokenise([str(folder / "text.jsonl")], folder / f"out-{Path(name).stem}", tokenizer)
+        made = tokenize_files(
+            [str(folder / "text.jsonl")], folder / f"out-{Path(name).stem}", tokenizer
+        )
         found[Path(name).stem] = size / 1e6 / (time.perf_counter() - began)
         found[f"{Path(name).stem}_tokens"] = made.tokens
     return found

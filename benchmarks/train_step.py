@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.train_contenders import Timed
-from meshwright.errors import MissingPart
+from meshwright.errors import MissingDependency
 
 NAME = "train_step"
 QUESTION = "How fast is a training step on one GPU, beside the best peer?"
@@ -75,7 +75,9 @@ def measure(quick: bool) -> dict[str, object]:
     import torch
 
     if not quick and not torch.cuda.is_available():
-        raise MissingPart("training steps of real models are timed on a GPU", "use --quick here")
+        raise MissingDependency(
+            "training steps of real models are timed on a GPU", "use --quick here"
+        )
     results: dict[Case, Timed] = {}
     failed, late = [], []
     last_s = float(os.environ.get("MESHWRIGHT_BENCH_S", "inf")) + time.monotonic()

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.result import figure
-from meshwright.errors import MissingPart
-from meshwright.observe.twin.alone import AloneTwin
-from meshwright.observe.twin.kernel_terms import SHOWN
+from meshwright.errors import MissingDependency
+from meshwright.observe.twin.device_twin import DeviceTwin
+from meshwright.observe.twin.step_breakdown import SHOWN_KINDS
 
 NAME = "twin_gpu"
 QUESTION = "Is a step of a measured GPU what its calibration predicts?"
@@ -29,21 +29,21 @@ def measure(quick: bool) -> dict[str, object]:
     """Bench, calibrate, predict and run; `quick` benches a minute and runs two configurations."""
     import torch
 
-    from meshwright.observe.bench.suite import read
-    from meshwright.observe.calibrate.calibrate import calibrate
-    from meshwright.observe.twin.alone import twin_alone
-    from meshwright.observe.twin.configs import standard
-    from meshwright.observe.twin.drift_run import cluster_with
+    from meshwright.observe.bench.suite import read_bench
+    from meshwright.observe.calibrate.calibration import calibrate
+    from meshwright.observe.twin.default_configs import build_default_gpu_configs
+    from meshwright.observe.twin.device_twin import run_device_twin
+    from meshwright.observe.twin.drift.run_steps import find_cluster_with_gpu
 
     if not torch.cuda.is_available():
-        raise MissingPart("steps of a GPU are run", "use a machine that has one")
+        raise MissingDependency("steps of a GPU are run", "use a machine that has one")
     with tempfile.TemporaryDirectory() as folder:
         rows, held = _rows(Path(folder), quick=quick)
-        found = calibrate(read(rows), read(held).rows)
-    cluster = cluster_with(found.gpu)
-    configs = standard()[:2] if quick else standard()
-    twins = [twin_alone(config, cluster, found.calibration) for config in configs]
-    unseen = next(one.held for one in found.reports if one.title == "products bf16")
+        found = calibrate(read_bench(rows), read_bench(held).rows)
+    cluster = find_cluster_with_gpu(found.gpu)
+    configs = build_default_gpu_configs()[:2] if quick else build_default_gpu_configs()
+    twins = [run_device_twin(config, cluster, found.calibration) for config in configs]
+    unseen = next(one.validation for one in found.reports if one.title == "gemm bf16")
     figures = [*_overall(twins, quick=quick)]
     if unseen is not None:
         figures += [
@@ -62,34 +62,36 @@ def _rows(folder: Path, *, quick: bool) -> tuple[Path, Path]:
     """Return files of rows: those that are there, or new ones."""
     import torch
 
-    from meshwright.observe.bench import attention, products
-    from meshwright.observe.bench.attention import ATTENTION
+    from meshwright.observe.bench.bench_family import BenchTarget
     from meshwright.observe.bench.families import FAMILIES
-    from meshwright.observe.bench.family import Place
-    from meshwright.observe.bench.host import machine_of
-    from meshwright.observe.bench.products import PRODUCTS
-    from meshwright.observe.bench.suite import measure as bench
+    from meshwright.observe.bench.kernels import attention, gemm
+    from meshwright.observe.bench.kernels.attention import ATTENTION_FAMILY
+    from meshwright.observe.bench.kernels.gemm import GEMM_FAMILY
+    from meshwright.observe.bench.suite import run_bench
+    from meshwright.observe.hardware.machine import describe_machine
 
-    place = Place(torch.device("cuda", 0))
-    machine = machine_of(place.device)
+    place = BenchTarget(torch.device("cuda", 0))
+    machine = describe_machine(place.device)
     rows, held = folder / "rows.jsonl", folder / "held.jsonl"
     if os.environ.get(ROWS):
         rows = Path(os.environ[ROWS])
     else:
-        bench(FAMILIES, place, machine, size="quick" if quick else "full", path=rows)
+        run_bench(FAMILIES, place, machine, size="quick" if quick else "full", path=rows)
     if os.environ.get(HELD):
         held = Path(os.environ[HELD])
     else:
-        unseen = products.held_out(12 if quick else HELD_PRODUCTS)
+        unseen = gemm.list_validation_gemms(12 if quick else HELD_PRODUCTS)
         families = (
-            PRODUCTS._replace(cases=lambda _size, _gpu: unseen),
-            ATTENTION._replace(cases=lambda _size, _gpu: attention.held_out()),
+            GEMM_FAMILY._replace(cases=lambda _size, _gpu: unseen),
+            ATTENTION_FAMILY._replace(
+                cases=lambda _size, _gpu: attention.list_validation_attention()
+            ),
         )
-        bench(families, place, machine, size="full", path=held)
+        run_bench(families, place, machine, size="full", path=held)
     return rows, held
 
 
-def _overall(twins: list[AloneTwin], *, quick: bool) -> list[dict[str, object]]:
+def _overall(twins: list[DeviceTwin], *, quick: bool) -> list[dict[str, object]]:
     errors = [abs(100 * twin.step_error) for twin in twins]
     memory = [abs(100 * (twin.memory_error or 0.0)) for twin in twins]
     return [
@@ -100,16 +102,19 @@ def _overall(twins: list[AloneTwin], *, quick: bool) -> list[dict[str, object]]:
     ]
 
 
-def _of(twin: AloneTwin) -> list[dict[str, object]]:
+def _of(twin: DeviceTwin) -> list[dict[str, object]]:
     name, gib = str(twin.config), 2**30
     sides = (("predicted", twin.predicted), ("measured", twin.measured))
     return [
         *(figure(f"{name}: step {word}", 1e3 * side.step_s, "ms") for word, side in sides),
-        *(figure(f"{name}: memory {word}", side.memory_bytes / gib, "GiB") for word, side in sides),
         *(
-            figure(f"{name}: {part} {word}", 1e3 * side.parts[part], "ms")
-            for part in SHOWN
-            if max(side.parts[part] for _, side in sides) > 0.005 * twin.measured.step_s
+            figure(f"{name}: memory {word}", side.peak_memory_bytes / gib, "GiB")
+            for word, side in sides
+        ),
+        *(
+            figure(f"{name}: {part} {word}", 1e3 * side.step_breakdown[part], "ms")
+            for part in SHOWN_KINDS
+            if max(side.step_breakdown[part] for _, side in sides) > 0.005 * twin.measured.step_s
             for word, side in sides
         ),
     ]

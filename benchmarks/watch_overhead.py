@@ -177,10 +177,10 @@ def _watched(device: str, size: Size, steps: int) -> Watched:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "watch"
         watch = [sys.executable, "-m", "meshwright", "watch", "--out", str(out), "-q"]
-        watch += ["--every", str(size.every)] if size.every else []
+        watch += ["--capture-interval", str(size.every)] if size.every else []
         times = _times([*watch, "--", *_command(device, size, steps, Path(folder) / "job.py")])
         status = json.loads((out / "status.json").read_text(encoding="utf-8"))
-    return Watched(times, status["overhead"], status["costs_ms"])
+    return Watched(times, status["overhead_share"], status["capture_costs_ms"])
 
 
 def _times(command: list[str]) -> list[float]:

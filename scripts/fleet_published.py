@@ -2,15 +2,16 @@
 
     python -m scripts.fleet_published TRACES PUBLISHED
 
-`TRACES` is a folder of public cluster traces, `PUBLISHED` the JSON of what was published of them.
+`TRACES` is a folder of public cluster traces, `PUBLISHED` the JSON of what was published
+of them.
 """
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.cli.validate_fleet import summary
-from meshwright.observe.fleet.published import Row, compared
+from meshwright.cli.validate.fleet import summarize_rows
+from meshwright.fleet.validation import StatisticComparison, compare_statistics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "guide" / "fleet-published.md"
 SHOWN = (
@@ -55,18 +56,18 @@ WORDS = {
 }
 
 
-def page(rows: list[Row]) -> str:
+def page(rows: list[StatisticComparison]) -> str:
     """Return the page."""
-    summed = summary(rows)
+    summed = summarize_rows(rows)
     overall = summed["overall"]
     judged = overall["agree"] + overall["differ"]
     lines = [
         "# Published statistics of clusters",
         "",
-        "How far readers and measures of `observe.fleet` can be trusted shows where others have",
+        "How far readers and measures of `fleet` can be trusted shows where others have",
         "published what they found in the same data. Here every statistic of eleven public traces",
         "stands beside ours, computed by the functions that serve your own fleet: windows, levels,",
-        "curves, peers, failures and jobs of `observe.fleet.measures`. Some were printed by papers",
+        "curves, peers, failures and jobs of `fleet.statistics`. Some were printed by papers",
         "or released with the traces; the others are counts and quantiles of the released files,",
         "made by a separate program.",
         "",
@@ -88,14 +89,14 @@ def page(rows: list[Row]) -> str:
         "",
         "| statistic | published | ours | difference | why |",
         "| --- | ---: | ---: | ---: | --- |",
-        *(f"{_cells(row)} {row.why} |" for row in rows if row.agrees is False),
+        *(f"{_cells(row)} {row.reason} |" for row in rows if row.agrees is False),
         "",
         "## Of other data",
         "",
         "| statistic | published | ours | difference | why |",
         "| --- | ---: | ---: | ---: | --- |",
         *(
-            f"{_cells(row)} {row.why} |"
+            f"{_cells(row)} {row.reason} |"
             for row in rows
             if row.agrees is None and row.ours is not None
         ),
@@ -114,7 +115,7 @@ def page(rows: list[Row]) -> str:
         "| statistic | published | ours | difference | how |",
         "| --- | ---: | ---: | ---: | --- |",
         *(
-            f"{_cells(row)} {row.how} |"
+            f"{_cells(row)} {row.method} |"
             for row in rows
             if row.agrees and row.name.startswith(SHOWN)
         ),
@@ -126,26 +127,27 @@ def page(rows: list[Row]) -> str:
 _COUNTS = ("agree", "implied", "differ", "other", "absent")
 
 
-def _sources(rows: list[Row], counted: dict[str, dict[str, int]]) -> Iterator[str]:
+def _sources(rows: list[StatisticComparison], counted: dict[str, dict[str, int]]) -> Iterator[str]:
     for source, part in counted.items():
         prefix = "said:" if source == "papers' text" else f"{source}."
         apart = [
             abs(row.difference)
             for row in rows
             if row.agrees and row.name.startswith(prefix) and row.difference is not None
-            and not row.why
+            and not row.reason
         ]  # fmt: skip
         most = f"{max(apart):.2%}" if apart else "–"
         numbers = " | ".join(str(part[name]) for name in _COUNTS)
         yield f"| {WORDS.get(source, source)} | {numbers} | {most} |"
 
 
-def _cells(row: Row) -> str:
+def _cells(row: StatisticComparison) -> str:
     apart = f"{row.difference:+.2%}" if row.difference is not None else "–"
     return f"| `{row.name}` | {row.published:,.6g} | {row.ours:,.6g} | {apart} |"
 
 
 if __name__ == "__main__":
     PAGE.write_text(
-        page(compared(Path(sys.argv[2]), Path(sys.argv[1]), simulated=True)), encoding="utf-8"
+        page(compare_statistics(Path(sys.argv[2]), Path(sys.argv[1]), simulated=True)),
+        encoding="utf-8",
     )

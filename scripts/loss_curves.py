@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from meshwright.cli.curve_svg import Chart, Curve, draw
-from meshwright.cli.files import write_text
+from meshwright.cli.render.files import write_text
+from meshwright.cli.render.line_chart import ChartLine, LineChart, draw_line_charts
 from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.run.train.outputs.jsonl import read
+from meshwright.run.train.logging.jsonl import read_rows
 
 WIDTH = 25
 """Steps of one mean."""
@@ -43,12 +43,12 @@ class Run(NamedTuple):
 
 def run_of(name: str, rows: Iterable[Mapping[str, Any]]) -> Run:
     """Pick the losses out of a run's rows; null, a loss that was no number, is left out."""
-    found: dict[str, Points] = {"loss": [], "held_out_loss": []}
+    found: dict[str, Points] = {"loss": [], "eval_loss": []}
     for row in rows:
         for figure, points in found.items():
             if row.get(figure) is not None:
                 points.append((row["step"], row[figure]))
-    return Run(name, found["loss"], found["held_out_loss"])
+    return Run(name, found["loss"], found["eval_loss"])
 
 
 def means(points: Points) -> Points:
@@ -73,21 +73,25 @@ def picture(runs: Sequence[Run]) -> str:
     """Draw the losses, those on held-out text, and how far runs are from the first, which is 0."""
     first = runs[0]
     steps = means(first.trained)
-    apart = [Curve(first.name, [(step, 0.0) for step, _ in steps])]
+    apart = [ChartLine(first.name, [(step, 0.0) for step, _ in steps])]
     for run in runs[1:]:
         held_out = differences_percent(run.held_out, first.held_out)
-        apart.append(Curve(run.name, differences_percent(means(run.trained), steps), dots=True))
-        apart.append(Curve(f"{run.name}, held out", held_out, dots=True))
+        apart.append(
+            ChartLine(run.name, differences_percent(means(run.trained), steps), show_points=True)
+        )
+        apart.append(ChartLine(f"{run.name}, held out", held_out, show_points=True))
     charts = [
-        Chart("loss of steps", [Curve(run.name, run.trained) for run in runs], _UNIT),
-        Chart(
+        LineChart("loss of steps", [ChartLine(run.name, run.trained) for run in runs], _UNIT),
+        LineChart(
             "loss on held-out text",
-            [Curve(run.name, run.held_out, dots=True) for run in runs],
+            [ChartLine(run.name, run.held_out, show_points=True) for run in runs],
             _UNIT,
         ),
-        Chart(f"difference from {first.name}: means of {WIDTH} steps, and held out", apart, "%"),
+        LineChart(
+            f"difference from {first.name}: means of {WIDTH} steps, and held out", apart, "%"
+        ),
     ]
-    return draw(charts if len(runs) > 1 else charts[:2])
+    return draw_line_charts(charts if len(runs) > 1 else charts[:2])
 
 
 def summary(run: Run, first: Run) -> list[str]:
@@ -111,7 +115,7 @@ def _read(argument: str) -> Run:
     if not (name and equals and Path(path).is_file()):
         fix = "give NAME=FILE, such as bf16=runs/a/metrics.jsonl"
         raise InputError([Problem(argument, "this names no file of a run's figures", fix)])
-    run = run_of(name, read(Path(path)))
+    run = run_of(name, read_rows(Path(path)))
     if not run.trained:
         raise InputError([Problem(path, "it has no losses", "name a run's metrics.jsonl")])
     return run

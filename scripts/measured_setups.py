@@ -20,15 +20,20 @@ import msgspec
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
-from meshwright.predict.plan.measured import Measured, Order, Setup, setup_of
-from meshwright.predict.published.adapters import adapter_of
-from meshwright.predict.published.clusters import cluster_of_row
-from meshwright.predict.published.layouts import layout_of
-from meshwright.predict.published.models import Unusable, model_of
-from meshwright.predict.published.score import Scored, read_rows, score
+from meshwright.predict.plan.answer.measured_setups import (
+    MeasuredSetup,
+    MeasuredSetups,
+    PairOrderRecord,
+    describe_setup,
+)
+from meshwright.predict.validation.training.run_cluster import read_cluster
+from meshwright.predict.validation.training.run_layout import read_layout
+from meshwright.predict.validation.training.run_lora import read_lora
+from meshwright.predict.validation.training.run_model import UnusableRowError, read_model
+from meshwright.predict.validation.training.run_score import ScoredRun, read_runs, score_runs
+from meshwright.spec.job_spec import JobSpec
 from meshwright.spec.model import Model
-from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import TrainingWorkload
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "validation" / "training" / "runs.json"
@@ -38,12 +43,12 @@ EDGES = (0.02, 0.05, 0.1, 0.2, 0.4, 1e9)
 """Shares by which predicted steps differ, up to which pairs are counted together."""
 
 
-def setups(rows: Iterable[Mapping[str, Any]]) -> tuple[Setup, ...]:
+def setups(rows: Iterable[Mapping[str, Any]]) -> tuple[MeasuredSetup, ...]:
     """Return the setups of all rows whose step was timed, each once, sorted."""
     return tuple(sorted(set(_setups(rows))))
 
 
-def _setups(rows: Iterable[Mapping[str, Any]]) -> Iterator[Setup]:
+def _setups(rows: Iterable[Mapping[str, Any]]) -> Iterator[MeasuredSetup]:
     models: dict[str, Model] = {}  # many rows share one, and reading it takes longest
     for row in rows:
         timed = (row.get("derived") or {}).get("step_time_s")
@@ -52,31 +57,31 @@ def _setups(rows: Iterable[Mapping[str, Any]]) -> Iterator[Setup]:
             continue
         try:
             key = json.dumps(row["model"])
-            models[key] = models.get(key) or model_of(row)
+            models[key] = models.get(key) or read_model(row)
             yield _setup(row, models[key])
-        except (Unusable, InputError):
+        except (UnusableRowError, InputError):
             continue
 
 
-def _setup(row: Mapping[str, Any], model: Model) -> Setup:
-    read = layout_of(row, model)
+def _setup(row: Mapping[str, Any], model: Model) -> MeasuredSetup:
+    read = read_layout(row, model)
     batch = read.layout.global_batch or row["global_batch"]
-    training = Training(
+    training = TrainingWorkload(
         tokens=row["seq"] * batch,
         sequence_length=row["seq"],
         global_batch=batch,
-        adapter=adapter_of(row)[0],
+        adapter=read_lora(row)[0],
     )
-    cluster, layout = cluster_of_row(row), read.layout
-    found = setup_of(Work(model=model, cluster=cluster, layout=layout, workload=training))
+    cluster, layout = read_cluster(row), read.layout
+    found = describe_setup(JobSpec(model=model, cluster=cluster, layout=layout, workload=training))
     if any(text.startswith("zero ") for text in read.assumed):
         found = replace(found, zero=-1)
     return found
 
 
-def orders(results: Iterable[Scored]) -> tuple[Order, ...]:
+def orders(results: Iterable[ScoredRun]) -> tuple[PairOrderRecord, ...]:
     """Count, by how far apart two steps were predicted, how often they were measured so."""
-    groups: dict[object, dict[object, list[Scored]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[object, dict[object, list[ScoredRun]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         if result.predicted_step_s and result.measured_step_s:
             groups[result.layout_key][result.setup].append(result)
@@ -89,7 +94,7 @@ def orders(results: Iterable[Scored]) -> tuple[Order, ...]:
             place = next(at for at, edge in enumerate(EDGES) if slow / fast - 1 < edge)
             found[place].append((source, before < after))
     return tuple(
-        Order(
+        PairOrderRecord(
             up_to=edge,
             pairs=len(pairs),
             right=sum(right for _, right in pairs),
@@ -99,13 +104,13 @@ def orders(results: Iterable[Scored]) -> tuple[Order, ...]:
     )
 
 
-def _times(same: list[Scored]) -> tuple[float, float, str]:
+def _times(same: list[ScoredRun]) -> tuple[float, float, str]:
     """Return the predicted and the median measured time of rows with one layout."""
     measured_s = median(result.measured_step_s or 0.0 for result in same)
     return same[0].predicted_step_s or 0.0, measured_s, same[0].source
 
 
-def text(table: Measured) -> str:
+def text(table: MeasuredSetups) -> str:
     """Write a table with one setup to a line, so that changes of it can be read."""
     order = ",\n  ".join(msgspec.json.encode(one).decode() for one in table.order)
     lines = ",\n  ".join(msgspec.json.encode(one).decode() for one in table.setups)
@@ -114,8 +119,8 @@ def text(table: Measured) -> str:
 
 def main() -> int:
     """Write the file, or say whether it is out of date."""
-    rows = read_rows(RUNS)
-    wanted = text(Measured(order=orders(score(rows)), setups=setups(rows)))
+    rows = read_runs(RUNS)
+    wanted = text(MeasuredSetups(order=orders(score_runs(rows)), setups=setups(rows)))
     if "--check" in sys.argv[1:]:
         if TABLE.read_text(encoding="utf-8") == wanted:
             return 0

@@ -13,17 +13,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from meshwright.predict import Run, Software, predict_memory, predict_step
-from meshwright.predict.software import MESHWRIGHT
+from meshwright.predict import TrainingFramework, TrainingRun, predict_memory, predict_step
+from meshwright.predict.training_run.training_framework import MESHWRIGHT
 from meshwright.spec import catalog
+from meshwright.spec.job_spec import JobSpec
 from meshwright.spec.layout import Layout
 from meshwright.spec.units import format_seconds
-from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import TrainingWorkload
 
 CLUSTER = "h100-superpod"
 KINDS = ("gradients", "parameters", "tp", "pp", "ep")
-SOFTWARE: Software = replace(MESHWRIGHT, tp_async=False)
+SOFTWARE: TrainingFramework = replace(MESHWRIGHT, tp_async=False)
 """Our trainer: tensor-parallel exchanges that are not cut into pieces are waited for at once."""
 
 
@@ -37,9 +37,9 @@ class Case:
     length: int
     degrees: Mapping[str, Any] = field(default_factory=dict)
 
-    def work(self) -> Work:
+    def work(self) -> JobSpec:
         """Return the whole description, with everything overlapped that can be."""
-        model = catalog.model(self.model)
+        model = catalog.get_model(self.model)
         given = dict(self.degrees)
         pp, tp = given.get("pp", 1), given.get("tp", 1)
         if pp > 1:
@@ -51,9 +51,11 @@ class Case:
             overlap_ep=given.get("ep", 1) > 1,
         )
         tokens = self.batch * self.length
-        workload = Training(tokens=tokens, sequence_length=self.length, global_batch=self.batch)
-        cluster = catalog.cluster(CLUSTER).with_gpus(self.gpus)
-        return Work(model=model, cluster=cluster, layout=layout, workload=workload)
+        workload = TrainingWorkload(
+            tokens=tokens, sequence_length=self.length, global_batch=self.batch
+        )
+        cluster = catalog.get_cluster(CLUSTER).with_gpus(self.gpus)
+        return JobSpec(model=model, cluster=cluster, layout=layout, workload=workload)
 
 
 def even(layers: int, chunks: int) -> tuple[int, ...]:
@@ -109,7 +111,7 @@ class Row:
     """The predicted steps of one case."""
 
     case: Case
-    work: Work
+    work: JobSpec
     all_s: float
     """With everything overlapped."""
     without_s: Mapping[str, float]
@@ -123,7 +125,9 @@ def row_of(case: Case) -> Row:
     work = case.work()
     problems = work.check()
     assert not problems, f"{case.model} on {case.gpus} GPUs: {problems[0]}"
-    assert predict_memory(Run(work, software=SOFTWARE)).fits, f"{case.model} on {case.gpus}: memory"
+    assert predict_memory(TrainingRun(work, framework=SOFTWARE)).fits, (
+        f"{case.model} on {case.gpus}: memory"
+    )
     kinds = [kind for kind in KINDS if _applies(kind, work.layout)]
     return Row(
         case,
@@ -146,9 +150,9 @@ def _applies(kind: str, layout: Layout) -> bool:
     return there[kind]
 
 
-def _step_s(work: Work, off: tuple[str, ...] | list[str]) -> float:
+def _step_s(work: JobSpec, off: tuple[str, ...] | list[str]) -> float:
     layout = replace(work.layout, **{f"overlap_{kind}": False for kind in off})
-    return predict_step(Run(replace(work, layout=layout), software=SOFTWARE)).step_s
+    return predict_step(TrainingRun(replace(work, layout=layout), framework=SOFTWARE)).step_s
 
 
 def markdown() -> str:

@@ -28,93 +28,102 @@ class Refusal(NamedTuple):
 
 
 FEATURES = {
-    "prefix": Feature("prefix cache", "on, unless `--no-prefix-cache`"),
-    "chunks": Feature("prompts in pieces", "`Limits.chunk_tokens`"),
-    "apart": Feature("prompts in steps of their own", '`Limits.mixing = "apart"`'),
-    "captured": Feature("prompts in captured steps", "`--graph-tokens N`"),
-    "recompute": Feature("making room: computed again", "the default"),
-    "swap": Feature("making room: host memory", "`--swap --host-blocks N`"),
-    "choices": Feature("several answers to a prompt", "`n`"),
+    "prefix": Feature("prefix cache", "on, unless `--no-enable-prefix-caching`"),
+    "chunks": Feature("chunked prefill", "`SchedulerConfig.long_prefill_token_threshold`"),
+    "apart": Feature("no chunked prefill", "`SchedulerConfig.enable_chunked_prefill = False`"),
+    "captured": Feature("prompts in captured steps", "`--max-cudagraph-capture-size N`"),
+    "recompute": Feature("preemption: recompute", "the default"),
+    "swap": Feature("preemption: swap", "`--preemption-mode swap --num-cpu-blocks N`"),
+    "choices": Feature("several completions of a prompt", "`n`"),
     "seed": Feature("seeds", "`seed`"),
     "penalties": Feature("penalties", "`repetition_penalty` and others"),
-    "logprobs": Feature("log-probabilities", "`logprobs`"),
-    "told": Feature("log-probabilities of prompts", "`echo` with `logprobs`"),
+    "logprobs": Feature("logprobs", "`logprobs`"),
+    "prompt_logprobs": Feature("prompt logprobs", "`echo` with `logprobs`"),
     "stop": Feature("stop texts", "`stop`"),
-    "grammar": Feature("grammars", "`response_format`, `structured_outputs`, tools"),
-    "guesses": Feature("guesses that are checked", "`--guesses N`"),
-    "draft": Feature("guesses of a draft model", "`--draft PATH`"),
-    "adapter": Feature("LoRA adapters", "`--adapter NAME=FOLDER`"),
-    "fp8": Feature("keys and values in fp8", "`--kv fp8`"),
-    "int4": Feature("weights in four bits", "`--weights int4`"),
+    "structured_outputs": Feature("grammars", "`response_format`, `structured_outputs`, tools"),
+    "ngram": Feature("n-gram draft tokens", "`--num-speculative-tokens N`"),
+    "draft": Feature("draft tokens of a model", "`--speculative-model PATH`"),
+    "adapter": Feature("LoRA adapters", "`--lora-modules NAME=FOLDER`"),
+    "fp8": Feature("keys and values in fp8", "`--kv-cache-dtype fp8`"),
+    "int4": Feature("weights in four bits", "`--quantization int4`"),
     "embeddings": Feature("embeddings beside answers", "`/v1/embeddings`"),
     "cancel": Feature("cancelling", "closing the connection"),
     "priority": Feature("priorities and tenants", "`priority`, API keys"),
-    "parcels": Feature("prompts handed over", "`--prefill N --decode M`"),
+    "kv_transfer": Feature("prompts handed over", "`--prefill-replicas N --decode-replicas M`"),
     "window": Feature("sliding windows", "the model"),
     "latent": Feature("latent attention", "the model"),
     "recurrent": Feature("recurrent layers", "the model"),
-    "invariant": Feature("the same bits in any batch", "`--invariant`"),
+    "batch_invariant": Feature("the same bits in any batch", "`--batch-invariant`"),
     "sleep": Feature("sleep and waking", "`/sleep`, `/wake_up`"),
     "ranks": Feature("several ranks", "`--tp N`"),
 }
 
 _CUT = "its products are cut by the size of the batch"
-_TAKES_NONE = "an engine that checks guesses takes no prompts from others"
-_NOT_BACK = "states cannot be taken back when a guess was wrong"
+_TAKES_NONE = "an engine with speculative decoding takes no prompts from others"
+_NOT_BACK = "recurrent states cannot be rolled back when a draft token is rejected"
 
 REFUSED = {
-    ("choices", "parcels"): Refusal(
+    ("choices", "kv_transfer"): Refusal(
         "several answers share a prompt's blocks only where it is computed",
-        "one answer of a model",
+        "one completion of a model",
     ),
-    ("guesses", "parcels"): Refusal(_TAKES_NONE, "without states or guesses"),
-    ("draft", "parcels"): Refusal(_TAKES_NONE, "without states or guesses"),
-    ("told", "parcels"): Refusal(
+    ("ngram", "kv_transfer"): Refusal(_TAKES_NONE, "without recurrent states"),
+    ("draft", "kv_transfer"): Refusal(_TAKES_NONE, "without recurrent states"),
+    ("prompt_logprobs", "kv_transfer"): Refusal(
         "what a prompt was computed with is not sent; behind `mw serve` one engine does both",
-        "is not told when it is handed over",
+        "not supported together with KV transfer",
     ),
-    ("parcels", "recurrent"): Refusal(
-        "states are no blocks, and are not sent", "without states or guesses"
+    ("kv_transfer", "recurrent"): Refusal(
+        "states are no blocks, and are not sent", "without recurrent states"
     ),
-    ("parcels", "ranks"): Refusal(
+    ("kv_transfer", "ranks"): Refusal(
         "every rank has a part of the keys, and one device sends", "on one device"
     ),
     ("swap", "recurrent"): Refusal(
         "states are no blocks, and are not moved: they are computed again",
         "states of recurrent layers are not moved",
     ),
-    ("guesses", "recurrent"): Refusal(_NOT_BACK, "cannot be taken back"),
-    ("draft", "recurrent"): Refusal(_NOT_BACK, "cannot be taken back"),
+    ("ngram", "recurrent"): Refusal(_NOT_BACK, "cannot be rolled back"),
+    ("draft", "recurrent"): Refusal(_NOT_BACK, "cannot be rolled back"),
     ("captured", "recurrent"): Refusal(
         "states are computed row by row, with lengths that the host knows",
         "states of recurrent layers are computed row by row",
     ),
-    ("captured", "invariant"): Refusal(
+    ("captured", "batch_invariant"): Refusal(
         "one kernel reads all rows as they come", "one kernel reads all rows"
     ),
-    ("adapter", "invariant"): Refusal(_CUT, "adapters depend on what else"),
-    ("int4", "invariant"): Refusal(_CUT, "quantised weights depend on what else"),
-    ("latent", "invariant"): Refusal(_CUT, "latent attention depend on what else"),
-    ("recurrent", "invariant"): Refusal(_CUT, "recurrences and latent attention depend"),
+    ("adapter", "batch_invariant"): Refusal(_CUT, "adapters depend on what else"),
+    ("int4", "batch_invariant"): Refusal(_CUT, "quantised weights depend on what else"),
+    ("latent", "batch_invariant"): Refusal(_CUT, "latent attention depend on what else"),
+    ("recurrent", "batch_invariant"): Refusal(_CUT, "recurrences and latent attention depend"),
     ("adapter", "ranks"): Refusal(
         "adapters are not shared out between ranks", "adapters are served on one device"
     ),
     ("draft", "ranks"): Refusal("a draft runs beside its model", "a draft is served on one device"),
-    ("invariant", "ranks"): Refusal(
+    ("batch_invariant", "ranks"): Refusal(
         "sums over ranks are cut by the size of the batch", "sums over ranks are cut"
     ),
 }
 
 IDLE: dict[tuple[str, str], str] = {
-    ("prefix", "told"): "of what is found nobody could tell how likely it was: it is computed",
+    (
+        "prefix",
+        "prompt_logprobs",
+    ): "of what is found nobody could tell how likely it was: it is computed",
     ("prefix", "recurrent"): "states have no blocks to share: every prompt is computed",
-    ("captured", "told"): "a step that tells of prompts has other outputs: it is launched singly",
+    (
+        "captured",
+        "prompt_logprobs",
+    ): "a step that tells of prompts has other outputs: it is launched singly",
 }
 """Pairs that can be asked for, where one of the two has nothing to do."""
 
 EITHER = {
     ("recompute", "swap"): "one setting chooses between them",
-    ("guesses", "draft"): "with a draft, `--guesses` says how far it writes ahead",
+    (
+        "ngram",
+        "draft",
+    ): "with a draft model, `--num-speculative-tokens` is the number of its draft tokens",
 }
 """Pairs of which there is only one at a time."""
 

@@ -1,4 +1,4 @@
-"""Prints how large the house is: lines per room, long modules, and what a change adds.
+"""Prints how large the project is: lines per package, long modules, and what a change adds.
 
     python -m scripts.sizes [--base COMMIT]
 
@@ -18,8 +18,8 @@ ASIDE = ("benchmarks", "docs", "examples", "scripts", "tests", "validation")
 LONG, TOO_LONG = 300, 400
 
 
-def room(path: str) -> str:
-    """The room a file belongs to: `spec` for a file under src/meshwright/spec."""
+def find_package(path: str) -> str:
+    """The package or folder a file belongs to: `spec` for a file under src/meshwright/spec."""
     parts = Path(path).parts
     if parts[:2] == ("src", "meshwright"):
         return parts[2] if len(parts) > 3 else "(top)"
@@ -37,18 +37,18 @@ def lines_of(root: Path) -> dict[str, int]:
     }
 
 
-def per_room(lines: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
-    """Files and lines per room."""
+def count_per_package(lines: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    """Files and lines per package."""
     files: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for path, count in lines:
-        files[room(path)] += 1
-        total[room(path)] += count
+        files[find_package(path)] += 1
+        total[find_package(path)] += count
     return {name: (files[name], total[name]) for name in sorted(files)}
 
 
 def change(root: Path, base: str) -> dict[str, tuple[int, int]] | None:
-    """Python lines added and removed per room since `base`; None where git cannot tell."""
+    """Python lines added and removed per package since `base`; None where git cannot tell."""
     tracked = _git(root, "diff", "--numstat", base, "--", "*.py")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py")
     if tracked is None or untracked is None:
@@ -57,10 +57,10 @@ def change(root: Path, base: str) -> dict[str, tuple[int, int]] | None:
     removed: Counter[str] = Counter()
     for line in tracked.splitlines():
         plus, minus, path = line.split("\t")
-        added[room(path)] += int(plus)
-        removed[room(path)] += int(minus)
+        added[find_package(path)] += int(plus)
+        removed[find_package(path)] += int(minus)
     for path in untracked.splitlines():
-        added[room(path)] += len((root / path).read_text(encoding="utf-8").splitlines())
+        added[find_package(path)] += len((root / path).read_text(encoding="utf-8").splitlines())
     return {name: (added[name], removed[name]) for name in sorted(added | removed)}
 
 
@@ -75,13 +75,13 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 def main() -> int:
     """Print the three tables."""
-    parser = argparse.ArgumentParser(prog="sizes", description="How large the house is.")
+    parser = argparse.ArgumentParser(prog="sizes", description="How large the project is.")
     parser.add_argument("--base", default="HEAD", help="commit to compare with (HEAD)")
     base = parser.parse_args().base
 
     lines = lines_of(ROOT)
-    print(f"{'room':<14}{'files':>7}{'lines':>9}")
-    for name, (files, count) in per_room(lines.items()).items():
+    print(f"{'package':<14}{'files':>7}{'lines':>9}")
+    for name, (files, count) in count_per_package(lines.items()).items():
         print(f"{name:<14}{files:>7}{count:>9}")
     print(f"{'all':<14}{len(lines):>7}{sum(lines.values()):>9}")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from meshwright.cli.files import write_text
-from meshwright.observe.twin.kernel_terms import SHOWN
+from meshwright.cli.render.files import write_text
+from meshwright.observe.twin.step_breakdown import SHOWN_KINDS
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 COLOURS = (
@@ -68,7 +68,7 @@ def rows_of(figures: Sequence[Mapping[str, object]]) -> list[Row]:
 
 
 def _side(values: Mapping[str, float]) -> Side:
-    parts = {str(part): values[part] for part in SHOWN if part in values}
+    parts = {str(part): values[part] for part in SHOWN_KINDS if part in values}
     return Side(values["step"], values["memory"], parts)
 
 
@@ -127,7 +127,7 @@ def _bar(side: Side, step_ms: float, scale: float, top: float) -> list[str]:
 
 
 def _legend(rows: Sequence[Row]) -> list[str]:
-    used = [part for part in SHOWN if any(part in row.predicted.parts_ms for row in rows)]
+    used = [part for part in SHOWN_KINDS if any(part in row.predicted.parts_ms for row in rows)]
     drawn, x, y = [], float(_LEFT), 40
     for part in used:
         wide = 24 + 6.8 * len(part)
@@ -142,7 +142,7 @@ def _legend(rows: Sequence[Row]) -> list[str]:
 
 
 def _colour(part: str) -> str:
-    return COLOURS[[str(one) for one in SHOWN].index(part)]
+    return COLOURS[[str(one) for one in SHOWN_KINDS].index(part)]
 
 
 def main() -> None:

@@ -44,7 +44,12 @@ def quick_ranks(request: pytest.FixtureRequest) -> None:
     """
     spread = ROOT / "tests" / "run" / "parallel"
     if find_spec("torch") and any(spread in item.path.parents for item in request.session.items):
-        ours = ("parallel.alarm", "parallel.chosen", "parallel.verify.verify", "train.spread_step")
+        ours = (
+            "parallel.algorithm_selection",
+            "parallel.health.watchdog",
+            "parallel.verify.layout_verification",
+            "train.step_backend",
+        )
         torchs = "torch.fx.experimental.symbolic_shapes"  # by the first backward of a pipeline
         forkserver.set_forkserver_preload([torchs, *(f"meshwright.run.{each}" for each in ours)])
         forkserver.ensure_running()

@@ -44,4 +44,4 @@ def test_rewards_teach_what_a_placebo_does_not(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "✓" in ended.stdout
     page = (tmp_path / "demo-out" / "sorting" / "report.html").read_text(encoding="utf-8")
-    assert "drawn by chance, after" in page
+    assert "sampled, after" in page

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.errors import DamagedFile, InputError, MeshwrightError, MissingPart, Problem
+from meshwright.errors import DamagedFile, InputError, MeshwrightError, MissingDependency, Problem
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_input_error_is_a_value_error_too() -> None:
 
 def test_damaged_file_keeps_what_could_be_read() -> None:
     error = DamagedFile([Problem("trace.csv:3", "is no row")], kept=[1, 2])
-    assert error.kept == [1, 2]
+    assert error.readable == [1, 2]
     assert error.exit_code == InputError.exit_code
 
 
 def test_missing_part_carries_a_hint() -> None:
-    error = MissingPart("torch is not installed", "pip install meshwright[train]")
+    error = MissingDependency("torch is not installed", "pip install meshwright[train]")
     assert (str(error), error.hint) == ("torch is not installed", "pip install meshwright[train]")
 
 
 def test_each_kind_of_error_has_its_exit_code() -> None:
-    codes = {kind: kind.exit_code for kind in (InputError, DamagedFile, MissingPart)}
-    assert codes == {InputError: 2, DamagedFile: 2, MissingPart: 3}
+    codes = {kind: kind.exit_code for kind in (InputError, DamagedFile, MissingDependency)}
+    assert codes == {InputError: 2, DamagedFile: 2, MissingDependency: 3}
     assert all(issubclass(kind, MeshwrightError) for kind in codes)

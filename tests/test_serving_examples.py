@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import yaml
 
-from meshwright.cli.parser import build
+from meshwright.cli.command_registry import COMMANDS
+from meshwright.cli.parser import build_parser
 
 FOLDER = Path(__file__).parents[1] / "examples" / "serving"
 MANIFESTS = sorted(FOLDER.glob("*.yaml"))
@@ -44,7 +45,7 @@ def test_every_document_is_an_object_of_a_cluster(path: Path) -> None:
 def test_containers_start_a_server_with_flags_that_there_are(name: str) -> None:
     (command,) = _commands(_documents(FOLDER / name))
     assert command[:2] == ["mw", "serve"]
-    args = build("serve").parse_args(command[1:])
+    args = build_parser("serve", COMMANDS).parse_args(command[1:])
     assert (args.host, args.model is not None) == ("0.0.0.0", True)
 
 
@@ -52,7 +53,7 @@ def test_containers_start_a_server_with_flags_that_there_are(name: str) -> None:
 def test_pods_live_longer_than_the_server_drains(name: str) -> None:
     documents = _documents(FOLDER / name)
     (command,) = _commands(documents)
-    drain_s = float(build("serve").parse_args(command[1:]).drain_s)
+    drain_s = float(build_parser("serve", COMMANDS).parse_args(command[1:]).shutdown_timeout)
     pause_s = sum(_found(documents, "sleep"), start=drain_s)
     (grace_s,) = _found(documents, "terminationGracePeriodSeconds")
     assert grace_s > pause_s + 10, "the last words, and the engine's end"
@@ -84,11 +85,11 @@ def test_selectors_find_the_pods_on_the_port_they_have() -> None:
 
 def test_the_dashboard_asks_for_metrics_that_the_server_tells() -> None:
     pytest.importorskip("prometheus_client", reason="the server's metrics need meshwright[serve]")
-    from meshwright.run.serve.server.metrics import Figures
+    from meshwright.run.serve.server.metrics import ServerMetrics
     from tests.run.serve.server.pretend import PretendEngine
 
-    figures = Figures(PretendEngine(), "parrot")
-    figures.statuses["POST", "/v1/completions", "200"] += 1
+    figures = ServerMetrics(PretendEngine(), "parrot")
+    figures.http_statuses["POST", "/v1/completions", "200"] += 1
     told = {sample.name for metric in figures.collect() for sample in metric.samples}
     panels = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))["panels"]
     asked = {
@@ -129,8 +130,8 @@ def test_the_ray_example_answers_as_the_command_does(
     """Under its folder's whole name, with vectors, and as the model's makers would draw."""
     pytest.importorskip("torch", reason="the engine needs torch")
     pytest.importorskip("uvicorn", reason="the server needs meshwright[serve]")
-    from meshwright.run.nn.huggingface import save
-    from meshwright.run.serve.server import Served, ServerSettings
+    from meshwright.run.nn.huggingface import save_hf_checkpoint
+    from meshwright.run.serve.server import BackgroundServer, ServerConfig
     from tests.run.serve.model.small import made, small
     from tests.run.serve.model.test_gguf import trained
     from tests.run.serve.server.wire import send
@@ -138,7 +139,9 @@ def test_the_ray_example_answers_as_the_command_does(
     folder = tmp_path / "llama-3.1-tiny"
     folder.mkdir()
     tokenizer = trained(digits=True)
-    save(made(msgspec.structs.replace(small().model, vocab=tokenizer.get_vocab_size())), folder)
+    save_hf_checkpoint(
+        made(msgspec.structs.replace(small().model, vocab=tokenizer.get_vocab_size())), folder
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.25}')
     ray = MagicMock()
@@ -147,8 +150,8 @@ def test_the_ray_example_answers_as_the_command_does(
     runpy.run_path(str(FOLDER / "ray_serve.py"))
     (answering,) = ray.serve.ingress.call_args.args
     app = answering()
-    assert app.state.desk.settings.sampling.temperature == 0.25
-    with Served(app, ServerSettings(model="served", port=0)) as served:
+    assert app.state.desk.config.default_sampling_params.temperature == 0.25
+    with BackgroundServer(app, ServerConfig(model="served", port=0)) as served:
         (card,) = send(served.url, "/v1/models").json["data"]
         assert card["id"] == "llama-3.1-tiny"
         got = send(served.url, "/v1/embeddings", {"input": "ab"})

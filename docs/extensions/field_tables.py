@@ -16,8 +16,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from meshwright.spec.fields import fields
-from meshwright.spec.read import plain
+from meshwright.spec.field_docs import list_field_docs
+from meshwright.spec.serialization import encode
 
 _SCALARS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
@@ -36,7 +36,7 @@ def rows(kind: type[msgspec.Struct]) -> Iterator[Row]:
     config = kind.__struct_config__
     if config.tag_field is not None:
         yield Row(f"`{config.tag_field}`", f"`{config.tag}`", "must be given", "Says which it is.")
-    for field in fields(kind):
+    for field in list_field_docs(kind):
         yield Row(
             f"`{field.name}`",
             words(field.kind, field.name),
@@ -84,7 +84,7 @@ def _default(value: object) -> str:
     if value in (None, (), "", {}):
         return "left out"
     if isinstance(value, msgspec.Struct):
-        inside = ", ".join(f"{key} = {item}" for key, item in plain(value).items())
+        inside = ", ".join(f"{key} = {item}" for key, item in encode(value).items())
         return f"`{inside}`" if inside else "its defaults"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -18,18 +18,19 @@ GPUS = float(os.environ.get("MESHWRIGHT_GPUS", "1"))
 
 def answering() -> Starlette:
     """Start an engine, and return what answers for it; runs in each replica."""
-    from meshwright.run.serve.engine.loop import EngineLoop
-    from meshwright.run.serve.engine.settings import EngineSettings
-    from meshwright.run.serve.engine.start import start_engine
-    from meshwright.run.serve.server import ServerSettings, serve_app
+    from meshwright.run.serve.client.thread_client import ThreadEngineClient
+    from meshwright.run.serve.engine.engine_config import EngineConfig
+    from meshwright.run.serve.engine.startup import start_engine
+    from meshwright.run.serve.server import ServerConfig, create_app
 
-    begun = start_engine(MODEL, EngineSettings())
-    if begun.words is None:
+    begun = start_engine(MODEL, EngineConfig())
+    if begun.tokenizer is None:
         raise SystemExit(f"{MODEL} has no tokenizer")
-    settings = ServerSettings(
-        model=MODEL.stem if MODEL.is_file() else MODEL.name, sampling=begun.words.sampling
+    settings = ServerConfig(
+        model=MODEL.stem if MODEL.is_file() else MODEL.name,
+        default_sampling_params=begun.tokenizer.default_sampling_params,
     )
-    return serve_app(EngineLoop(begun.engine, begun.upkeep), begun.words, settings)
+    return create_app(ThreadEngineClient(begun.engine, begun.lifecycle), begun.tokenizer, settings)
 
 
 app = serve.deployment(

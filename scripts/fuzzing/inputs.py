@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.timeline import Timeline
-from meshwright.timeline.perfetto import write_perfetto
-from meshwright.timeline.readers.kineto import read_kineto
-from meshwright.timeline.readers.plain_pickle import read_plain_pickle
-from meshwright.timeline.store import files_of, write
+from meshwright.timeline.perfetto.perfetto_writer import write_perfetto
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
+from meshwright.timeline.readers.safe_pickle.safe_pickle import load_safe_pickle
+from meshwright.timeline.store.timeline_folder import locate_rank_files, write_timeline
+from tests.timeline.readers.execution_trace.test_execution_trace_reader import NEW, OLD
+from tests.timeline.readers.nccl_inspector.test_inspector_reader import TIMES, record
+from tests.timeline.readers.nccl_log.test_nccl_log_reader import LOG
 from tests.timeline.readers.small_chakra import COMPUTE, REDUCE, trace
 from tests.timeline.readers.small_dumps import STACK, dump, entry, event, snapshot
 from tests.timeline.readers.small_nsight import NVTX, export, nvtx, payload, usual
-from tests.timeline.readers.test_execution_trace import NEW, OLD
-from tests.timeline.readers.test_nccl_inspector import TIMES, record
-from tests.timeline.readers.test_nccl_log import LOG
 
 EVENTS = [
     {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
@@ -67,7 +67,9 @@ def made_by_hand(folder: Path) -> Iterator[Input]:
     source.write_text(json.dumps({"traceEvents": EVENTS}))
     timeline = read_kineto(source)
     yield Input("parquet", spans_as_parquet(timeline, folder / "small"))
-    yield Input("parquet", files_of(folder / "small", timeline.ranks[0]).counters.read_bytes())
+    yield Input(
+        "parquet", locate_rank_files(folder / "small", timeline.ranks[0]).counters.read_bytes()
+    )
     write_perfetto(timeline, folder / "own.json")
     own = (folder / "own.json").read_bytes()
     yield Input("own trace", own, json.loads(own), "json")
@@ -124,8 +126,8 @@ def _nsight(path: Path) -> bytes:
 
 def spans_as_parquet(timeline: Timeline, folder: Path) -> bytes:
     """Write a timeline of one rank; return the file of its spans."""
-    write(timeline, folder)
-    return files_of(folder, timeline.ranks[0]).spans.read_bytes()
+    write_timeline(timeline, folder)
+    return locate_rank_files(folder, timeline.ranks[0]).spans.read_bytes()
 
 
 def pieces_of_real_files(shared: Path, folder: Path) -> Iterator[Input]:
@@ -135,9 +137,9 @@ def pieces_of_real_files(shared: Path, folder: Path) -> Iterator[Input]:
         if path.stat().st_size < 200_000:
             yield from _real_trace(path)
     for path in sorted(traces.glob("nvrx-flight-recorder/*/_dump_*"))[::3]:
-        yield Input("flight recorder", path.read_bytes(), read_plain_pickle(path), "pickle")
+        yield Input("flight recorder", path.read_bytes(), load_safe_pickle(path), "pickle")
     for path in sorted(traces.glob("memory-snapshots/*.gz"))[:4]:
-        whole = read_plain_pickle(path)
+        whole = load_safe_pickle(path)
         value = whole | {
             "segments": whole["segments"][:2],
             "device_traces": [rows[:12] for rows in whole["device_traces"]],

@@ -6,31 +6,37 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
-from meshwright.cli.main import main
+from meshwright.cli import main
 from meshwright.errors import DamagedFile, InputError
 from meshwright.observe import notebook
-from meshwright.observe.analyze.hang import diagnose
-from meshwright.observe.analyze.memory import memory_report, timeline
+from meshwright.observe.analyze.hang import diagnose_hang
+from meshwright.observe.analyze.memory import analyze_memory, downsample_live_bytes
 from meshwright.timeline import Timeline
-from meshwright.timeline.readers import kineto, plain_pickle
-from meshwright.timeline.readers.execution_trace import read_execution_trace, timeline_of
-from meshwright.timeline.readers.flight_recorder import read_flight_recorder
-from meshwright.timeline.readers.kineto_roles import Detail
-from meshwright.timeline.readers.memory_snapshot import read_memory_snapshot
-from meshwright.timeline.readers.nccl_inspector import read_nccl_inspector
-from meshwright.timeline.readers.nccl_log import read_nccl_log
-from meshwright.timeline.readers.nccl_log import timeline_of as timeline_of_log
-from meshwright.timeline.readers.nsight import read_nsight
-from meshwright.timeline.readers.own_trace import read_own_trace
-from meshwright.timeline.readers.trace_formats import format_of
-from meshwright.timeline.readers.traces import read_trace
-from meshwright.timeline.schema import SPANS
-from meshwright.timeline.store import read
+from meshwright.timeline.readers.execution_trace.execution_trace_reader import (
+    execution_graph_to_timeline,
+    read_execution_trace,
+)
+from meshwright.timeline.readers.flight_recorder.flight_recorder_reader import read_flight_recorder
+from meshwright.timeline.readers.kineto import kineto_reader
+from meshwright.timeline.readers.memory_snapshot.memory_snapshot_reader import read_memory_snapshot
+from meshwright.timeline.readers.nccl_inspector.inspector_reader import read_nccl_inspector
+from meshwright.timeline.readers.nccl_log.nccl_log_reader import (
+    nccl_log_to_timeline,
+    read_nccl_log,
+)
+from meshwright.timeline.readers.nsys.nsys_reader import read_nsys
+from meshwright.timeline.readers.parsing.event_categories import TraceDetail
+from meshwright.timeline.readers.perfetto_json.perfetto_json_reader import read_perfetto_json
+from meshwright.timeline.readers.safe_pickle import safe_pickle
+from meshwright.timeline.readers.trace_folder import read_trace
+from meshwright.timeline.readers.trace_formats import detect_format
+from meshwright.timeline.schema import SPAN_COLUMNS_BY_NAME
+from meshwright.timeline.store.timeline_folder import read_timeline
 
 ANALYSES: tuple[Callable[[Timeline], object], ...] = (
     notebook.breakdown, notebook.overlap, notebook.idle, notebook.launches, notebook.mfu,
     notebook.steps, notebook.kernels, notebook.roofline, notebook.collectives, notebook.stragglers,
-    notebook.critical_path, notebook.find,
+    notebook.critical_path, notebook.find_inefficiencies,
 )  # fmt: skip
 _ANALYSED = 0.3
 """Share of the timelines that go through all analyses."""
@@ -43,19 +49,19 @@ def _kineto(path: Path, rng: random.Random) -> None:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     # Small buffers cut events everywhere; a bomb read by 100 bytes would only take its time.
-    vars(kineto)["BUFFER_BYTES"] = _SIZES[-1] if packed else rng.choice(_SIZES)
+    vars(kineto_reader)["BUFFER_BYTES"] = _SIZES[-1] if packed else rng.choice(_SIZES)
     _run_command(_analyze(path, rng), rng)
-    _through(lambda: kineto.read_kineto(path, detail=rng.choice(list(Detail))), rng)
+    _through(lambda: kineto_reader.read_kineto(path, detail=rng.choice(list(TraceDetail))), rng)
 
 
 def _nsight(path: Path, rng: random.Random) -> None:
     _run_command(_analyze(path, rng), rng)
-    _through(lambda: read_nsight(path, detail=rng.choice(list(Detail))), rng)
+    _through(lambda: read_nsys(path, detail=rng.choice(list(TraceDetail))), rng)
 
 
 def _either_way(rng: random.Random) -> None:
     """Have small pickles read as large ones are, at times."""
-    vars(plain_pickle)["_LARGE_BYTES"] = rng.choice((0, 1 << 30))
+    vars(safe_pickle)["_LARGE_BYTES"] = rng.choice((0, 1 << 30))
 
 
 def _flight_recorder(path: Path, rng: random.Random) -> None:
@@ -63,25 +69,25 @@ def _flight_recorder(path: Path, rng: random.Random) -> None:
     _either_way(rng)
     both = [path, path.parent / "sound_rank_1"]
     _run_command(["hang", *map(str, both)], rng)
-    diagnose(read_flight_recorder(both))
+    diagnose_hang(read_flight_recorder(both))
 
 
 def _memory(path: Path, rng: random.Random) -> None:
     _either_way(rng)
     _run_command(["memory", str(path)], rng)
     snapshot = read_memory_snapshot(path)
-    for each in memory_report(snapshot):
-        timeline(snapshot, each.live)
+    for each in analyze_memory(snapshot):
+        downsample_live_bytes(snapshot, each.live)
 
 
 def _execution_trace(path: Path, rng: random.Random) -> None:
     graph = read_execution_trace(path)
     with suppress(InputError):  # most have no times
-        _through(lambda: timeline_of(graph), rng)
+        _through(lambda: execution_graph_to_timeline(graph), rng)
 
 
 def _log(path: Path, rng: random.Random) -> None:
-    _through(lambda: timeline_of_log(read_nccl_log(path)), rng)
+    _through(lambda: nccl_log_to_timeline(read_nccl_log(path)), rng)
 
 
 def _inspector(path: Path, rng: random.Random) -> None:
@@ -100,12 +106,12 @@ def _parquet(path: Path, rng: random.Random) -> None:
     if names[0].startswith("counters"):
         (folder / names[1]).write_bytes((path.parent / "sound.parquet").read_bytes())
     _run_command(_analyze(folder, rng), rng)
-    _through(lambda: read(folder), rng)
+    _through(lambda: read_timeline(folder), rng)
 
 
 def _own(path: Path, rng: random.Random) -> None:
     _run_command(_analyze(path, rng), rng)
-    _through(lambda: read_own_trace(path), rng)
+    _through(lambda: read_perfetto_json(path), rng)
 
 
 def _folder(path: Path, rng: random.Random) -> None:
@@ -120,7 +126,7 @@ def _folder(path: Path, rng: random.Random) -> None:
 
 def _any(path: Path, rng: random.Random) -> None:
     """Let the format be told by the file's first bytes, as the commands do."""
-    found = format_of(path)
+    found = detect_format(path)
     if found is not None and found.reader:
         _through(lambda: read_trace(path), rng)
 
@@ -166,11 +172,11 @@ def _through(load: Callable[[], Timeline], rng: random.Random) -> None:
     try:
         found = load()
     except DamagedFile as damage:
-        if not isinstance(damage.kept, Timeline):
+        if not isinstance(damage.readable, Timeline):
             raise
-        fault, found = damage, damage.kept
+        fault, found = damage, damage.readable
     given = {name: found.spans.column(name) for name in found.spans.column_names}
-    if not set(given) <= set(SPANS):
+    if not set(given) <= set(SPAN_COLUMNS_BY_NAME):
         raise AssertionError("columns that no timeline has")
     counters = {name: found.counters.column(name) for name in found.counters.column_names}
     Timeline.from_columns(given, counters, source=found.source)

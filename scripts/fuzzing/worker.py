@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import DamagedFile, InputError
-from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
 from scripts.fuzzing.guard import Guard
 from scripts.fuzzing.inputs import (
     EVENTS,

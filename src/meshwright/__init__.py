@@ -5,17 +5,17 @@ The names below load on first use, so that importing the package costs next to n
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
     from meshwright.errors import InputError, MeshwrightError, Problem
     from meshwright.predict import predict_memory
-    from meshwright.spec import Cluster, Layout, Model, Work, Workload, catalog
+    from meshwright.spec import Cluster, JobSpec, Layout, Model, Workload, catalog
     from meshwright.timeline import Timeline
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-_HOMES = {
+_MODULES = {
     "Cluster": "meshwright.spec",
     "InputError": "meshwright.errors",
     "Layout": "meshwright.spec",
@@ -23,7 +23,7 @@ _HOMES = {
     "Model": "meshwright.spec",
     "Problem": "meshwright.errors",
     "Timeline": "meshwright.timeline",
-    "Work": "meshwright.spec",
+    "JobSpec": "meshwright.spec",
     "Workload": "meshwright.spec",
     "catalog": "meshwright.spec.catalog",
     "predict_memory": "meshwright.predict",
@@ -32,15 +32,15 @@ _HOMES = {
 __all__ = [
     "Cluster",
     "InputError",
+    "JobSpec",
     "Layout",
     "MeshwrightError",
     "Model",
     "Problem",
     "Timeline",
-    "Work",
     "Workload",
     "catalog",
     "predict_memory",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

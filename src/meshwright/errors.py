@@ -3,7 +3,7 @@
     MeshwrightError
     ├── InputError          what was given is wrong            exit 2
     │   └── DamagedFile     a file broke off; carries what could be read
-    └── MissingPart         this machine lacks something       exit 3
+    └── MissingDependency   this machine lacks something       exit 3
 
 An `InputError` carries every `Problem` that was found, so that a user mends a file once.
 Exit code 1 ("the answer is no") is an answer, never an exception.
@@ -47,14 +47,14 @@ class InputError(MeshwrightError, ValueError):
 
 
 class DamagedFile(InputError):
-    """A file is truncated or corrupt; `kept` holds what could still be read."""
+    """A file is truncated or corrupt; `readable` holds what could still be read."""
 
     def __init__(self, problems: Iterable[Problem] | str, kept: object = None) -> None:
         super().__init__(problems)
-        self.kept = kept
+        self.readable = kept
 
 
-class MissingPart(MeshwrightError):
+class MissingDependency(MeshwrightError):
     """This machine lacks a package, device or program that the command needs."""
 
     exit_code: ClassVar[int] = 3

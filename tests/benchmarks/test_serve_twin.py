@@ -16,7 +16,7 @@ from benchmarks.serve_twin import (
     measured_in,
     simulated,
 )
-from meshwright.predict.serving.engine import MESHWRIGHT
+from meshwright.predict.serving.cost.serving_engine import MESHWRIGHT
 from meshwright.spec import catalog
 
 
@@ -24,7 +24,7 @@ def test_workloads_that_judge_are_none_of_those_seen() -> None:
     others = [work for work in KNOWN if work not in UNSEEN]
     assert not {work.model for work in others} & {work.model for work in UNSEEN}
     assert len({str(work) for work in KNOWN}) == len(KNOWN)
-    assert all(catalog.model(work.model) for work in KNOWN)
+    assert all(catalog.get_model(work.model) for work in KNOWN)
     assert set(QUICK) < set(WORKS)
 
 

@@ -166,7 +166,7 @@ def test_every_screen_fits_eighty_columns(
         (["--deadline", "30d"], "--tokens: --deadline asks about a whole run"),
         (["--deadline", "30 moons", "--tokens", "1T"], "--deadline: '30 moons'"),
         (["--deadline", "0d", "--tokens", "1T"], "--deadline: 0 is not above 0"),
-        (["--budget", "2M$"], "--budget: the fewer GPUs"),
+        (["--budget", "2M$"], "--budget: needs --gpus or --deadline"),
         (["--budget", "much", "--gpus", "8"], "--budget: 'much'"),
         (["--gpus", "8", "--largest", "--min-mfu", "2"], "--min-mfu: 2 is not a share"),
         (["--gpus", "8", "--sensitivity", "--dry-run"], "--dry-run"),

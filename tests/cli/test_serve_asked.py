@@ -58,10 +58,10 @@ def test_what_fits_is_not_spoken_of(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--attain", "0.5"], "--slo"),
+        (["--slo-attainment", "0.5"], "--slo"),
         (["--slo", "ttft=500"], "ttft=500ms or ttft=500s"),
         (["--replicas", "0"], "--replicas: 0 "),
-        (["--batch-tokens", "512"], "use 1024 or more, or --batch-requests 512"),
+        (["--max-num-batched-tokens", "512"], "use 1024 or more, or --max-num-seqs 512"),
         (["--prefix", "8:1024", "--prompt", "512"], "use --prompt 1536"),
     ],
 )

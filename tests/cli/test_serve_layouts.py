@@ -40,9 +40,9 @@ def test_what_is_planned_can_be_simulated_and_comes_to_the_same(
         words += ["--disaggregate", f"{fleet['prefill_replicas']}:{fleet['replicas']}"]
     else:
         words += ["--replicas", str(fleet["replicas"])]
-    words += [
-        f"--batch-{what}={fleet['limits'][f'batch_{what}']}" for what in ("tokens", "requests")
-    ]
+    config = fleet["scheduler_config"]
+    words += [f"--max-num-batched-tokens={config['max_num_batched_tokens']}"]
+    words += [f"--max-num-seqs={config['max_num_seqs']}"]
     again = answer(["simulate", "serve", *ASKED, *words], capsys)
     assert again["fleet"] == fleet
     assert again["runs"][0]["latency"] == plan["outcome"]["latency"]
@@ -63,7 +63,8 @@ def test_engines_for_prompts_have_a_layout_of_their_own(capsys: Captured) -> Non
     fleet = simulated(words, capsys)
     assert fleet["layout"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 1, "expert_tp": 8}
     assert fleet["prefill_layout"] == {"tp": 2, "pp": 1, "dp": 4, "ep": 1, "expert_tp": 8}
-    assert fleet["prefill_limits"]["batch_tokens"] * 2 == fleet["limits"]["batch_tokens"]
+    first, own = fleet["prefill_scheduler_config"], fleet["scheduler_config"]
+    assert first["max_num_batched_tokens"] * 2 == own["max_num_batched_tokens"]
     assert simulated(["--dp", "8"], capsys)["prefill_layout"] is None
 
 

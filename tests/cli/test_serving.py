@@ -22,27 +22,38 @@ import pytest
 pytest.importorskip("torch", reason="runs a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
-from meshwright.cli import serve
-from meshwright.cli.main import main
-from meshwright.cli.serve_engines import dealt, start_engines, threads_of
+from meshwright.cli import main
+from meshwright.cli.serve import command
+from meshwright.cli.serve.engines import assign_gpus, choose_num_threads, start_engines
 from meshwright.errors import InputError
-from meshwright.run.nn.huggingface import save
-from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.server import ServerSettings
-from meshwright.run.serve.server.running import take_address
+from meshwright.run.nn.huggingface import save_hf_checkpoint
+from meshwright.run.serve.engine.engine_config import EngineConfig
+from meshwright.run.serve.server import ServerConfig
+from meshwright.run.serve.server.http_server import bind_socket
 from tests.run.serve.model.small import made, small
 from tests.run.serve.model.test_gguf import trained
 from tests.run.serve.served_folders import folder as served_folder
 
-TWO = ["--adapter", "one=x", "--adapter", "two=y"]
-SMALL = ["--max-length", "64", "--batch-tokens", "64", "--batch-requests", "4", "--device", "cpu"]
+TWO = ["--lora-modules", "one=x", "--lora-modules", "two=y"]
+SMALL = [
+    "--max-model-len",
+    "64",
+    "--max-num-batched-tokens",
+    "64",
+    "--max-num-seqs",
+    "4",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model")
     tokenizer = trained(digits=True)
-    save(made(msgspec.structs.replace(small().model, vocab=tokenizer.get_vocab_size())), path)
+    save_hf_checkpoint(
+        made(msgspec.structs.replace(small().model, vocab=tokenizer.get_vocab_size())), path
+    )
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
@@ -59,7 +70,16 @@ def test_prompts_are_continued(folder: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_drawn_prompts_measure(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--draw", "3", "--prompt-tokens", "4-9", "--max-tokens", "6", "--random-weights"]
+    words = [
+        "--num-prompts",
+        "3",
+        "--random-input-len",
+        "4-9",
+        "--max-tokens",
+        "6",
+        "--load-format",
+        "dummy",
+    ]
     assert main(["generate", folder, *words, *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["output_tokens"] == 18
@@ -67,7 +87,7 @@ def test_drawn_prompts_measure(folder: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = ["--say", "ab", "--say", "c", "--temperature", "0", "--max-tokens", "4"]
+    said = ["--message", "ab", "--message", "c", "--temperature", "0", "--max-tokens", "4"]
     assert main(["chat", folder, *said, *SMALL, "--json"]) == 0
     messages = json.loads(capsys.readouterr().out)["messages"]
     assert [each["role"] for each in messages] == ["user", "assistant"] * 2
@@ -84,41 +104,125 @@ def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str])
         (["generate", str(Path(__file__).parent), "--prompt", "a"], "holds no config.json"),
         (["generate", "FOLDER", "--prompt", "a", "--top-p", "2"], "error: --top-p: "),
         (["generate", "FOLDER", "--prompt", "a", "--seed", "x"], "--seed: 'x' is no whole number"),
-        (["generate", "FOLDER", "--prompt", "a", "--prompt-tokens", "9"], "--prompt-tokens: is"),
-        (["generate", "FOLDER", "--prompt", "a", "--draw", "2"], "--prompt: prompts are drawn"),
-        (["generate", "FOLDER", "--prompt", "a", "--random-weights"], "--random-weights: random"),
-        (["generate", "FOLDER", "--prompt", "a", "--record", "b"], "--prompt: is not answered"),
-        (["generate", "FOLDER", "--record", "b"], "--record: there is nothing to answer"),
-        (["generate", "FOLDER", "--prompt", "a" * 500, "--max-length", "64"], "--prompt: "),
-        (["generate", "FOLDER", "--prompt", "a", *TWO], "choose with --use one"),
-        (["generate", "FOLDER", "--prompt", "a", *TWO, "--use", "ten"], "--use: there is no"),
-        (["chat", "FOLDER", "--say", "a", "--use", "one"], "add --adapter one=FOLDER"),
-        (["chat", "FOLDER", "--say", "a", *TWO], "choose with --use one"),
-        (["chat", "FOLDER", "--say", "a", "--batch-tokens", "1"], "--batch-tokens: 1 tokens"),
-        (["chat", "FOLDER", "--say", "a", "--batch-requests", "9999"], "--batch-tokens: 8192"),
-        (["chat", "FOLDER", "--say", "a", "--swap"], "--host-blocks: swapping needs"),
-        (["chat", "FOLDER", "--say", "a", "--max-length", "9999"], "--max-length: 9,999 is more"),
-        (["generate", "FOLDER", "--draw", "0"], "--draw"),
-        (["generate", "FOLDER", "--file", "missing.jsonl"], "missing.jsonl"),
-        (["chat", "FOLDER", "--say", "a", "--kv", "int3"], "error: --kv: "),
-        (["serve", "FOLDER", "--adapter", "poet"], "names no folder"),
-        (["serve", "FOLDER", "--adapter", "a=x", "--adapter", "a=y"], "--adapter: a is x and y"),
-        (["serve", "FOLDER", "--name", "tiny", "--adapter", "tiny=x"], "--adapter: tiny is the"),
-        (["serve", "FOLDER", "--port", "70000"], "error: --port: "),
-        (["serve", "FOLDER", "--random-weights"], "random weights have no words"),
-        (["serve", "FOLDER", "--tool-format", "smoke"], "'smoke' is no way to write calls"),
-        (["serve", "FOLDER", "--replicas", "0"], "--replicas: there is no engine"),
-        (["serve", "FOLDER", "--prefill", "1"], "give --prefill and --decode, or neither"),
-        (["serve", "FOLDER", "--replicas", "2", "--in-process"], "only one engine fits"),
-        (["serve", "FOLDER", "--parcels", "tcp"], "no keys and values travel"),
-        (["serve", "FOLDER", "--start-s", "soon"], "--start-s: 'soon' is not a time"),
-        (["serve", "FOLDER", "--start-s", "0"], "--start-s: 0.0 is not a number from 1"),
-        (["serve", "FOLDER", "--keys-file", "missing.keys"], "missing.keys: cannot be read"),
-        (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--tp", "2"], "several GPUs share"),
-        (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--guesses", "2"], "that guess"),
-        (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--parcels", "mail"], "no way"),
         (
-            ["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--replicas", "2"],
+            ["generate", "FOLDER", "--prompt", "a", "--random-input-len", "9"],
+            "--random-input-len: is",
+        ),
+        (
+            ["generate", "FOLDER", "--prompt", "a", "--num-prompts", "2"],
+            "--prompt: prompts are drawn",
+        ),
+        (
+            ["generate", "FOLDER", "--prompt", "a", "--load-format", "dummy"],
+            "--load-format: dummy",
+        ),
+        (
+            ["generate", "FOLDER", "--prompt", "a", "--output-file", "b"],
+            "--prompt: is not answered",
+        ),
+        (["generate", "FOLDER", "--output-file", "b"], "--output-file: there is nothing to answer"),
+        (["generate", "FOLDER", "--prompt", "a" * 500, "--max-model-len", "64"], "--prompt: "),
+        (["generate", "FOLDER", "--prompt", "a", *TWO], "choose with --lora one"),
+        (["generate", "FOLDER", "--prompt", "a", *TWO, "--lora", "ten"], "--lora: there is no"),
+        (["chat", "FOLDER", "--message", "a", "--lora", "one"], "add --lora-modules one=FOLDER"),
+        (["chat", "FOLDER", "--message", "a", *TWO], "choose with --lora one"),
+        (
+            ["chat", "FOLDER", "--message", "a", "--max-num-batched-tokens", "1"],
+            "--max-num-batched-tokens: 1 tokens",
+        ),
+        (
+            ["chat", "FOLDER", "--message", "a", "--max-num-seqs", "9999"],
+            "--max-num-batched-tokens: 8192",
+        ),
+        (
+            ["chat", "FOLDER", "--message", "a", "--preemption-mode", "swap"],
+            "--num-cpu-blocks: swapping needs",
+        ),
+        (
+            ["chat", "FOLDER", "--message", "a", "--max-model-len", "9999"],
+            "--max-model-len: 9,999 is more",
+        ),
+        (["generate", "FOLDER", "--num-prompts", "0"], "--num-prompts"),
+        (["generate", "FOLDER", "--input-file", "missing.jsonl"], "missing.jsonl"),
+        (
+            ["chat", "FOLDER", "--message", "a", "--kv-cache-dtype", "int3"],
+            "error: --kv-cache-dtype: ",
+        ),
+        (["serve", "FOLDER", "--lora-modules", "poet"], "names no folder"),
+        (
+            ["serve", "FOLDER", "--lora-modules", "a=x", "--lora-modules", "a=y"],
+            "--lora-modules: a is x and y",
+        ),
+        (
+            ["serve", "FOLDER", "--served-model-name", "tiny", "--lora-modules", "tiny=x"],
+            "--lora-modules: tiny is the",
+        ),
+        (["serve", "FOLDER", "--port", "70000"], "error: --port: "),
+        (["serve", "FOLDER", "--load-format", "dummy"], "dummy weights have no tokenizer"),
+        (["serve", "FOLDER", "--tool-call-parser", "smoke"], "'smoke' is no way to write calls"),
+        (["serve", "FOLDER", "--replicas", "0"], "--replicas: there is no engine"),
+        (["serve", "FOLDER", "--data-parallel-size", "0"], "--replicas: there is no engine"),
+        (
+            ["serve", "FOLDER", "--load-balance-method", "round_robin"],
+            "--load-balance-method: 'round_robin' is not a choice\n"
+            "  hint: did you mean round-robin?",
+        ),
+        (
+            ["serve", "FOLDER", "--prefill-replicas", "1"],
+            "give --prefill-replicas and --decode-replicas, or neither",
+        ),
+        (["serve", "FOLDER", "--replicas", "2", "--no-multiprocessing"], "only one engine fits"),
+        (["serve", "FOLDER", "--kv-transfer-backend", "tcp"], "there is no KV transfer"),
+        (
+            ["serve", "FOLDER", "--startup-timeout", "soon"],
+            "--startup-timeout: 'soon' is not a time",
+        ),
+        (
+            ["serve", "FOLDER", "--startup-timeout", "0"],
+            "--startup-timeout: 0.0 is not a number from 1",
+        ),
+        (["serve", "FOLDER", "--api-key-file", "missing.keys"], "missing.keys: cannot read"),
+        (
+            ["serve", "FOLDER", "--prefill-replicas", "1", "--decode-replicas", "1", "--tp", "2"],
+            "KV transfer does not support tensor parallelism",
+        ),
+        (
+            [
+                "serve",
+                "FOLDER",
+                "--prefill-replicas",
+                "1",
+                "--decode-replicas",
+                "1",
+                "--num-speculative-tokens",
+                "2",
+            ],
+            "speculative decoding",
+        ),
+        (
+            [
+                "serve",
+                "FOLDER",
+                "--prefill-replicas",
+                "1",
+                "--decode-replicas",
+                "1",
+                "--kv-transfer-backend",
+                "mail",
+            ],
+            "'mail' is no KV transfer backend",
+        ),
+        (
+            [
+                "serve",
+                "FOLDER",
+                "--prefill-replicas",
+                "1",
+                "--decode-replicas",
+                "1",
+                "--replicas",
+                "2",
+            ],
             "says how many engines there are",
         ),
     ],
@@ -139,14 +243,14 @@ def test_an_address_is_tried_before_weights_are_read(
     def read(*_: object) -> None:
         pytest.fail("weights were read")
 
-    monkeypatch.setattr("meshwright.cli.serve.start_engines", read)
+    monkeypatch.setattr("meshwright.cli.serve.command.start_engines", read)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", folder, "--port", port]) == 3
     assert "use another --port" in capsys.readouterr().err
     with ExitStack() as held:
         # Of another server, which reads its weights.
-        loading = take_address(ServerSettings(model="another", port=0))
+        loading = bind_socket(ServerConfig(model="another", port=0))
         (one,) = [held.enter_context(each) for each in loading]
         assert main(["serve", folder, "--port", str(one.getsockname()[1])]) == 3
     assert "use another --port" in capsys.readouterr().err
@@ -155,14 +259,14 @@ def test_an_address_is_tried_before_weights_are_read(
     assert "as --host" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--max-length", "9999"], ["--batch-tokens", "1"]])
+@pytest.mark.parametrize("flags", [["--max-model-len", "9999"], ["--max-num-batched-tokens", "1"]])
 def test_settings_are_checked_before_words_are_read(
     flags: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*_: object) -> None:
         pytest.fail("words were read")
 
-    monkeypatch.setattr("meshwright.run.serve.model.words.load_words", read)
+    monkeypatch.setattr("meshwright.run.serve.tokenizer.tokenizer.load_tokenizer", read)
     assert main(["serve", folder, *flags]) == 2
 
 
@@ -170,7 +274,21 @@ def test_without_nixl_no_parcel_goes_through_it(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "nixl._api", None)
-    assert main(["serve", folder, "--prefill", "1", "--decode", "1", "--parcels", "nixl"]) == 3
+    assert (
+        main(
+            [
+                "serve",
+                folder,
+                "--prefill-replicas",
+                "1",
+                "--decode-replicas",
+                "1",
+                "--kv-transfer-backend",
+                "nixl",
+            ]
+        )
+        == 3
+    )
     assert "meshwright[nixl]" in capsys.readouterr().err
 
 
@@ -179,7 +297,7 @@ def test_prompts_come_from_files(
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('ab\n\n{"prompt": "cd"}\n')
-    words = ["--file", str(path), "--temperature", "0", "--max-tokens", "2"]
+    words = ["--input-file", str(path), "--temperature", "0", "--max-tokens", "2"]
     assert main(["generate", folder, *words, *SMALL, "--quiet"]) == 0
     assert capsys.readouterr().out
     path.write_text('{"text": 1}\n')
@@ -196,7 +314,7 @@ def test_lines_that_say_nothing_are_named(
     path = tmp_path / "prompts.jsonl"
     path.write_text(f"\n{given}\n")
     wanted = 0 if given == "[]" else 2
-    assert main(["generate", folder, "--file", str(path), *SMALL, "--quiet"]) == wanted
+    assert main(["generate", folder, "--input-file", str(path), *SMALL, "--quiet"]) == wanted
     if wanted:
         said = f"{path}:2: " if given else f"{path}: holds no prompt"
         assert said in capsys.readouterr().err
@@ -209,7 +327,7 @@ def test_without_a_prompt_the_ways_to_give_one_are_named(
     assert main(["generate", folder, *SMALL]) == 2
     said = capsys.readouterr().err
     assert "--prompt: there is nothing to continue" in said
-    assert "--file FILE, --draw N" in said
+    assert "--input-file FILE, --num-prompts N" in said
 
 
 def test_a_line_says_how_its_answer_is_drawn(
@@ -217,7 +335,7 @@ def test_a_line_says_how_its_answer_is_drawn(
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('ab\n{"prompt": "ab", "max_tokens": 2, "stop": "~", "id": 7}\n')
-    words = ["--file", str(path), "--temperature", "0", "--max-tokens", "5"]
+    words = ["--input-file", str(path), "--temperature", "0", "--max-tokens", "5"]
     assert main(["generate", folder, *words, *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [answer["tokens"] for answer in found["answers"]] == [5, 2]
@@ -234,7 +352,7 @@ def test_an_adapter_that_is_given_answers(
 ) -> None:
     plain = served_folder("")
     adapter, lines = f"poet={plain / 'adapter'}", tmp_path / "prompts.jsonl"
-    again = ["--adapter", adapter, "--adapter", f"other={plain / 'adapter'}"]
+    again = ["--lora-modules", adapter, "--lora-modules", f"other={plain / 'adapter'}"]
     words = ["generate", str(plain), "--temperature", "0", "--max-tokens", "9", *SMALL, "--json"]
     asked = '{{"prompt": "ab", "adapter": {}}}\n'
     lines.write_text("".join(asked.format(name) for name in ("null", '"poet"', '"other"')))
@@ -243,12 +361,15 @@ def test_an_adapter_that_is_given_answers(
         assert main([*words, *more]) == 0
         return [each["text"] for each in json.loads(capsys.readouterr().out)["answers"]]
 
-    (base,), (adapted,) = texts("--prompt", "ab"), texts("--prompt", "ab", "--adapter", adapter)
+    (base,), (adapted,) = (
+        texts("--prompt", "ab"),
+        texts("--prompt", "ab", "--lora-modules", adapter),
+    )
     assert base != adapted
-    assert texts("--prompt", "ab", *again, "--use", "poet") == [adapted]
-    assert texts("--file", str(lines), *again) == [base, adapted, adapted]
+    assert texts("--prompt", "ab", *again, "--lora", "poet") == [adapted]
+    assert texts("--input-file", str(lines), *again) == [base, adapted, adapted]
     lines.write_text(asked.format('"poem"'))
-    assert main([*words, "--file", str(lines), *again]) == 2
+    assert main([*words, "--input-file", str(lines), *again]) == 2
     assert f"{lines}:1: there is no adapter named 'poem'" in capsys.readouterr().err
 
 
@@ -258,13 +379,13 @@ def test_a_conversation_is_with_the_adapter(
     folder = tmp_path / "model"
     shutil.copytree(served_folder(""), folder)
     (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
-    said = ["--say", "ab", "--temperature", "0", "--max-tokens", "9", *SMALL, "--json"]
+    said = ["--message", "ab", "--temperature", "0", "--max-tokens", "9", *SMALL, "--json"]
 
     def answer(*more: str) -> str:
         assert main(["chat", str(folder), *said, *more]) == 0
         return str(json.loads(capsys.readouterr().out)["messages"][-1]["content"])
 
-    assert answer() != answer("--adapter", f"poet={folder / 'adapter'}")
+    assert answer() != answer("--lora-modules", f"poet={folder / 'adapter'}")
 
 
 def test_a_recorded_teacher_may_be_an_adapter(tmp_path: Path) -> None:
@@ -273,21 +394,21 @@ def test_a_recorded_teacher_may_be_an_adapter(tmp_path: Path) -> None:
 
     def written(*more: str) -> list[int]:
         out = tmp_path / "told.jsonl"
-        words = ["--file", str(prompts), "--record", str(out), "--temperature", "0"]
+        words = ["--input-file", str(prompts), "--output-file", str(out), "--temperature", "0"]
         assert main(["generate", str(folder), *words, "--max-tokens", "9", *SMALL, *more]) == 0
         found: list[int] = json.loads(out.read_text())["tokens"]
         return found
 
-    assert written() != written("--adapter", f"poet={folder / 'adapter'}")
+    assert written() != written("--lora-modules", f"poet={folder / 'adapter'}")
 
 
 def test_a_rank_too_high_names_the_flag_that_makes_room(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = served_folder("")
-    given = ["--adapter", f"poet={folder / 'adapter'}", "--adapter-rank", "1"]
+    given = ["--lora-modules", f"poet={folder / 'adapter'}", "--max-lora-rank", "1"]
     assert main(["generate", str(folder), "--prompt", "ab", *given, *SMALL]) == 2
-    assert "use --adapter-rank 2" in capsys.readouterr().err
+    assert "use --max-lora-rank 2" in capsys.readouterr().err
 
 
 @contextmanager
@@ -320,7 +441,12 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}], "temperature": 0, "max_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [(), ("--in-process",), ("--replicas", "2"), ("--prefill", "1", "--decode", "1")],
+    [
+        (),
+        ("--no-multiprocessing",),
+        ("--replicas", "2"),
+        ("--prefill-replicas", "1", "--decode-replicas", "1"),
+    ],
     ids=" ".join,
 )
 def test_a_served_model_answers_and_ends_in_peace(words: tuple[str, ...], folder: str) -> None:
@@ -344,8 +470,10 @@ def test_a_server_that_starts_ends_at_sigterm_and_not_by_it(folder: str) -> None
     """Which does nothing to the first process of a container."""
     code = (
         "import os, signal, sys, time\n"
-        "from meshwright.cli import main, serve\n"
-        "serve.start_engines = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60)\n"
+        "from meshwright.cli import main\n"
+        "from meshwright.cli.serve import command\n"
+        "end = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60)\n"
+        "command.start_engines = end\n"
         f"sys.exit(main(['serve', {folder!r}, '--port', '0', *{SMALL!r}]))\n"
     )
     ended = subprocess.run(
@@ -357,20 +485,28 @@ def test_a_server_that_starts_ends_at_sigterm_and_not_by_it(folder: str) -> None
 @pytest.mark.parametrize(("blocks", "said"), [("2", "9 tokens, not the 16"), ("64", "")])
 def test_a_cache_that_cuts_what_was_asked_is_told(folder: str, blocks: str, said: str) -> None:
     parser = argparse.ArgumentParser()
-    serve.configure(parser)
-    words = ["--device", "cpu", "--in-process", "--max-length", "16", "--block-tokens", "4"]
-    asked = parser.parse_args([folder, *words, "--kv-blocks", blocks])
+    command.configure(parser)
+    words = [
+        "--device",
+        "cpu",
+        "--no-multiprocessing",
+        "--max-model-len",
+        "16",
+        "--block-size",
+        "4",
+    ]
+    asked = parser.parse_args([folder, *words, "--num-gpu-blocks-override", blocks])
     engine, lines = start_engines(asked, Path(folder))
     assert lines[2:] == [line for line in lines if said and said in line]
-    assert engine.max_length == (9 if said else 16)
+    assert engine.max_model_len == (9 if said else 16)
 
 
 def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    one = EngineSettings(device="cpu")
-    assert [threads_of([one] * count) for count in (1, 2, 4, 12)] == [None, 3, 1, 1]
+    one = EngineConfig(device="cpu")
+    assert [choose_num_threads([one] * count) for count in (1, 2, 4, 12)] == [None, 3, 1, 1]
 
 
 def test_engines_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +514,8 @@ def test_engines_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    found = dealt(EngineSettings(device="cuda:2", tp=2), 3)
+    found = assign_gpus(EngineConfig(device="cuda:2", tensor_parallel_size=2), 3)
     assert [each.device for each in found] == ["cuda:2", "cuda:4", "cuda:6"]
     with pytest.raises(InputError, match="need 9, torch sees 8"):
-        dealt(EngineSettings(tp=3), 3)
-    assert dealt(EngineSettings(device="cpu"), 2) == [EngineSettings(device="cpu")] * 2
+        assign_gpus(EngineConfig(tensor_parallel_size=3), 3)
+    assert assign_gpus(EngineConfig(device="cpu"), 2) == [EngineConfig(device="cpu")] * 2

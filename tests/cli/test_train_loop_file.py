@@ -9,18 +9,18 @@ pytest.importorskip("torch", reason="trains a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 from meshwright.cli import main
-from tests.run.posttrain.questions.small import prompts_in, reward_folder
+from tests.run.posttrain.prompt_task.small import prompts_in, reward_folder
 from tests.run.posttrain.supervised.tiny import model_folder, pairs, write
 
 Captured = pytest.CaptureFixture[str]
 FILE = """
 model = "base"
 steps = 1
-prompts = 2
-samples = 2
+prompts_per_step = 2
+group_size = 2
 max_tokens = 4
 threads = 1
-evaluate.prompts = 0
+evaluate.num_prompts = 0
 
 [task]
 name = "questions"
@@ -52,9 +52,9 @@ def refused(words: list[str], capsys: Captured) -> str:
 def test_paths_count_from_the_files_folder_and_a_task_says_what_recipe_it_is(
     here: Path, capsys: Captured
 ) -> None:
-    assert main(["train", "mine/loop.toml", "--folder", "run"]) == 0
+    assert main(["train", "mine/loop.toml", "--output-dir", "run"]) == 0
     told = capsys.readouterr()
-    assert "truncated_share" in told.out
+    assert "truncated_fraction" in told.out
     assert main(["simulate", "rl", "mine/loop.toml", "--cluster", "cpu-host"]) == 0
 
 
@@ -68,24 +68,24 @@ def test_a_gguf_file_is_refused_with_what_makes_a_folder_of_it(
     job: str, here: Path, capsys: Captured
 ) -> None:
     Path("m.gguf").write_bytes(b"GGUF")
-    assert "hint: make one of it: mw export m.gguf m --format fp32" in refused(job.split(), capsys)
+    assert "hint: make one of it: mw convert m.gguf m --dtype fp32" in refused(job.split(), capsys)
 
 
 def test_a_misspelt_target_beside_a_right_one_is_refused(here: Path, capsys: Captured) -> None:
-    told = refused(["mine/loop.toml", "adapter.targets=q_proj,v_prj"], capsys)
-    assert "adapter.targets: 'v_prj' names no linear layer" in told
+    told = refused(["mine/loop.toml", "adapter.target_modules=q_proj,v_prj"], capsys)
+    assert "adapter.target_modules: 'v_prj' names no linear layer" in told
 
 
 def test_who_wants_to_begin_anew_is_told_how(here: Path, capsys: Captured) -> None:
-    assert "hint: begin anew in another folder" in refused(["mine/loop.toml", "--fresh"], capsys)
+    assert "hint: start in another folder" in refused(["mine/loop.toml", "--no-resume"], capsys)
 
 
 def test_a_reward_model_is_not_offered_to_be_served(here: Path, capsys: Captured) -> None:
     write(Path("pairs.jsonl"), pairs(4))
     words = ["--recipe", "reward", "mine/base", "data.sources=pairs.jsonl", "adapter.rank=2",
-             "workload.global_batch=4", "machine.threads=1", "machine.device=cpu",
-             "output.progress=none", "--folder", "rm"]  # fmt: skip
+             "workload.global_batch=4", "device.threads=1", "device.type=cpu",
+             "logging.progress=none", "--output-dir", "rm"]  # fmt: skip
     assert main(["train", *words]) == 0
     told = capsys.readouterr().err
-    assert "mw export rm FOLDER --merge writes the reward model" in told
+    assert "mw convert rm FOLDER --merge-adapter writes the reward model" in told
     assert "mw serve" not in told

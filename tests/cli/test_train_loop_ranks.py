@@ -13,10 +13,10 @@ from meshwright.run.parallel.launch import local
 Captured = pytest.CaptureFixture[str]
 FILE = """
 steps = 2
-prompts = 4
-samples = 4
+prompts_per_step = 4
+group_size = 4
 threads = 1
-checkpoint_steps = 1
+checkpoint_every_steps = 1
 
 [recipe]
 kind = "grpo"
@@ -57,11 +57,23 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nproc", "3"], "--nproc: 3 is not the number of ranks of the layout, which is 2"),
-        (["layout.dp=4", "--nproc", "2"], "the layout, which is 4"),
-        (["placement=colocated", "--nproc", "2"], "placement: an engine shares its memory"),
-        (["layout.microbatch=2", "--nproc", "2"], "layout.microbatch: answers of unlike length"),
-        (["--until", "1", "--nproc", "2"], "--until: is nothing that reinforcement learning"),
+        (
+            ["--nproc-per-node", "3"],
+            "--nproc-per-node: 3 is not the number of ranks of the layout, which is 2",
+        ),
+        (["layout.dp=4", "--nproc-per-node", "2"], "the layout, which is 4"),
+        (
+            ["placement=colocated", "--nproc-per-node", "2"],
+            "placement: an engine shares its memory",
+        ),
+        (
+            ["layout.microbatch=2", "--nproc-per-node", "2"],
+            "layout.microbatch: answers of unlike length",
+        ),
+        (
+            ["--stop-at-step", "1", "--nproc-per-node", "2"],
+            "--stop-at-step: is nothing that reinforcement learning",
+        ),
     ],
 )
 def test_what_no_rank_could_run_starts_none(
@@ -76,7 +88,7 @@ def test_a_layout_of_several_ranks_needs_as_many_processes(file: str, capsys: Ca
     assert main(["train", file]) == 2
     said = capsys.readouterr().err
     assert "layout: has 2 ranks, and 1 process was started" in said
-    assert "--nproc 2" in said
+    assert "--nproc-per-node 2" in said
     assert not Path("runs").exists()
 
 
@@ -85,13 +97,13 @@ def test_ranks_of_this_machine_train_and_a_run_goes_on_by_its_folder(
     file: str, capfd: Captured
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["train", file, "--nproc", "2", "--folder", "run", "--json"])
+        main(["train", file, "--nproc-per-node", "2", "--output-dir", "run", "--json"])
     assert ended.value.code == 0
     answer = json.loads(capfd.readouterr().out)
-    assert (answer["schema"], answer["steps"]) == ("meshwright.train.loop/1", 2)
+    assert (answer["schema"], answer["steps"]) == ("meshwright.train.loop/2", 2)
     words = ["steps=3", "layout.dp=1", "layout.tp=2"]
     with pytest.raises(SystemExit) as ended:
-        main(["train", "run", *words, "--nproc", "2", "--json"])
+        main(["train", "run", *words, "--nproc-per-node", "2", "--json"])
     assert ended.value.code == 0
     assert json.loads(capfd.readouterr().out)["steps"] == 3
     assert main(["train", "run", "steps=4", "layout.tp=1", "--json"]) == 0

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.policy.batching import Batch, Batcher, Sequence, State
-from meshwright.spec.serving import Limits
+from meshwright.policy.serving.scheduler import Scheduler, SchedulerOutput, Sequence, SequenceStatus
+from meshwright.spec.scheduler_config import SchedulerConfig
 
 BLOCK = 3
 Beginning = tuple[Any, ...]
@@ -66,13 +66,15 @@ class Played:
 
     def __init__(self, random: Random, *, guesses: bool, late: bool, swap: bool) -> None:
         self.random, self.guesses, self.late = random, guesses, late and not guesses
-        limits = Limits(
-            batch_tokens=random.choice([10, 20, 60]), batch_requests=random.choice([2, 5, 9]),
-            chunk_tokens=random.choice([None, 5]), block_tokens=BLOCK,
-            watermark=random.choice([0.0, 0.1]), mixing=random.choice(["mixed", "apart"]),
-            preemption="swap" if swap else "recompute", host_blocks=12 if swap else 0,
+        limits = SchedulerConfig(
+            max_num_batched_tokens=random.choice([10, 20, 60]), max_num_seqs=random.choice([2, 5,
+            9]),
+            long_prefill_token_threshold=random.choice([None, 5]), block_size=BLOCK,
+            watermark=random.choice([0.0, 0.1]), enable_chunked_prefill=random.choice([True,
+            False]),
+            preemption_mode="swap" if swap else "recompute", num_cpu_blocks=12 if swap else 0,
         )  # fmt: skip
-        self.batcher = Batcher(limits, 24, guesses=guesses)
+        self.batcher = Scheduler(limits, 24, speculative=guesses)
         self.device: Memory = {}
         self.host: Memory = {}
         self.asks: list[list[Answer]] = []
@@ -93,7 +95,7 @@ class Played:
         for answer in reversed(answers):
             answer.name()
             answer.sequence = Sequence(
-                len(prompt), most, request=answer, keys=answer.keys if keyed else None,
+                len(prompt), most, state=answer, block_hashes=answer.keys if keyed else None,
                 priority=priority, tenant=tenant, forks=() if answer.choice else forks,
             )  # fmt: skip
             forks = (answer.sequence, *forks)
@@ -102,28 +104,28 @@ class Played:
             # Another engine has computed the prompt and drawn a token.
             first.ids.append(first.drawn())
             first.heard.append(first.ids[-1])
-            first.arrives, first.sequence.done = True, len(prompt)
+            first.arrives, first.sequence.num_computed_tokens = True, len(prompt)
         self.asks.append(answers)
         self.batcher.add(first.sequence)
 
     def end(self, answer: Answer) -> None:
         answer.over = True
         self.decoding.pop(answer, None)
-        self.batcher.end(answer.sequence)
+        self.batcher.finish(answer.sequence)
 
     def embed(self) -> None:
         """Use blocks between two steps, once there are as many."""
-        while self.reserved < 5 and self.batcher.reserve(1):
+        while self.reserved < 5 and self.batcher.reserve_blocks(1):
             self.reserved += 1
         if self.reserved == 5:
-            blocks = self.batcher.pool.draw(5)
+            blocks = self.batcher.block_pool.allocate(5)
             self.device.update({(b, s): ("embedded",) for b in blocks for s in range(BLOCK)})
-            self.batcher.pool.release(blocks)
-            self.batcher.free(0)
+            self.batcher.block_pool.free_blocks(blocks)
+            self.batcher.release_reserved_blocks(0)
             self.reserved = 0
 
     def give_back(self) -> None:
-        self.batcher.free(self.reserved)
+        self.batcher.release_reserved_blocks(self.reserved)
         self.reserved = 0
 
     def turn(self) -> bool:
@@ -133,11 +135,11 @@ class Played:
             self.land(before)
             before = []
         if self.guesses:
-            for sequence in self.batcher._guessing:
-                self.batcher.propose(sequence, self.random.randrange(5))
-        batch = self.batcher.next()
+            for sequence in self.batcher._speculating:
+                self.batcher.set_draft_token_count(sequence, self.random.randrange(5))
+        batch = self.batcher.schedule()
         if batch is not None:
-            self.batcher.grants(batch)
+            self.batcher.allocate_blocks(batch)
             self.move(batch)
             self.compute(batch)
         self.land(before)
@@ -147,26 +149,33 @@ class Played:
         for answer, tokens, checked in flying:
             if answer.over:
                 continue
-            room = answer.sequence.end - len(answer.heard)
+            room = answer.sequence.max_total_tokens - len(answer.heard)
             answer.heard += tokens[:room]
-            if len(answer.heard) >= answer.sequence.end or hash(tuple(answer.heard)) % 13 == 0:
+            if (
+                len(answer.heard) >= answer.sequence.max_total_tokens
+                or hash(tuple(answer.heard)) % 13 == 0
+            ):
                 self.end(answer)
                 continue
             answer.name()
             if checked:
-                self.batcher.settle(answer.sequence, len(tokens) - 1)
+                self.batcher.accept_draft_tokens(answer.sequence, len(tokens) - 1)
 
-    def move(self, batch: Batch) -> None:
+    def move(self, batch: SchedulerOutput) -> None:
         """Do what comes before anything is computed, in the order of `Orders`."""
-        _copy(self.device, self.device, batch.copies)
-        for out in batch.moved_out:
-            _copy(self.device, self.host, list(zip(out.device, out.host, strict=True)))
-        for back in batch.moved_in:
-            _copy(self.host, self.device, list(zip(back.host, back.device, strict=True)))
-        for sequence in batch.placed:
-            if sequence.request.arrives and sequence.done:
-                self.write(sequence.request, range(sequence.prompt))
-            sequence.request.arrives = False
+        _copy(self.device, self.device, batch.block_copies)
+        for out in batch.swap_out:
+            _copy(
+                self.device, self.host, list(zip(out.device_blocks, out.host_blocks, strict=True))
+            )
+        for back in batch.swap_in:
+            _copy(
+                self.host, self.device, list(zip(back.host_blocks, back.device_blocks, strict=True))
+            )
+        for sequence in batch.admitted:
+            if sequence.state.arrives and sequence.num_computed_tokens:
+                self.write(sequence.state, range(sequence.num_prompt_tokens))
+            sequence.state.arrives = False
 
     def write(self, answer: Answer, places: range) -> None:
         for place in places:
@@ -178,25 +187,28 @@ class Played:
             block = answer.sequence.blocks[place // BLOCK]
             assert self.device[block, place % BLOCK] == answer.beginning(place)
 
-    def follow(self, batch: Batch) -> None:
+    def follow(self, batch: SchedulerOutput) -> None:
         """Let those decode that joined with the last step."""
         for sequence in batch.preempted:
-            self.decoding.pop(sequence.request, None)
+            self.decoding.pop(sequence.state, None)
         for answer in self.joining:
             if not answer.over and answer.sequence not in batch.preempted:
                 self.decoding[answer] = None
 
-    def compute(self, batch: Batch) -> None:
+    def compute(self, batch: SchedulerOutput) -> None:
         self.follow(batch)
-        decoding = list(self.decoding) if batch.decodes else []
-        assert len(decoding) == batch.decodes
+        decoding = list(self.decoding) if batch.num_decodes else []
+        assert len(decoding) == batch.num_decodes
         forks: dict[Sequence, list[Answer]] = {}
         for parent, child in batch.forked:
-            forks.setdefault(parent, []).append(child.request)
+            forks.setdefault(parent, []).append(child.state)
         work = [(each, range(len(each.ids) - 1, len(each.ids)), True, False) for each in decoding]
         for sequence, start, stop, samples in batch.chunks:
-            answer = sequence.request
-            checks = sequence.state is State.GUESSING and sequence not in batch.joined
+            answer = sequence.state
+            checks = (
+                sequence.status is SequenceStatus.SPECULATING
+                and sequence not in batch.started_decoding
+            )
             if checks:
                 answer.guess(stop - len(answer.ids), self.random)
             assert stop <= len(answer.ids) + len(answer.guessed)
@@ -211,41 +223,41 @@ class Played:
                 for each in (answer, *forks.get(answer.sequence, ())):
                     self.flying.append((each, each.take(), checks))
         self.joining = [
-            each.request
-            for each in (*batch.joined, *(child for _, child in batch.forked))
-            if each.state is State.DECODING
+            each.state
+            for each in (*batch.started_decoding, *(child for _, child in batch.forked))
+            if each.status is SequenceStatus.DECODING
         ]
         for sequence in batch.finished:
-            self.decoding.pop(sequence.request, None)
+            self.decoding.pop(sequence.state, None)
 
     def check(self) -> None:
         """Look whether blocks add up, and whether in each lies what its holders and name say."""
-        pool, places = self.batcher.pool, self.batcher.places
+        pool, places = self.batcher.block_pool, self.batcher.running_set
         held = Counter(block for sequence in places for block in sequence.blocks)
         idle, seen = 0, list(pool._left)
         for first, run in pool._runs.items():
             assert run.blocks[0] == first
-            assert {held[block] for block in run.blocks} == {run.holders}
-            assert (run in pool._idle) == (not run.holders)
-            if run.keys:
-                assert len(run.keys) == len(run.blocks)
-                assert pool._named[run.keys[0]] is run
-            idle += 0 if run.holders else len(run.blocks)
+            assert {held[block] for block in run.blocks} == {run.ref_count}
+            assert (run in pool._idle) == (not run.ref_count)
+            if run.block_hashes:
+                assert len(run.block_hashes) == len(run.blocks)
+                assert pool._named[run.block_hashes[0]] is run
+            idle += 0 if run.ref_count else len(run.blocks)
             seen += run.blocks
-            for block, key in zip(run.blocks, run.keys, strict=False):
+            for block, key in zip(run.blocks, run.block_hashes, strict=False):
                 assert self.device[block, BLOCK - 1] == key
         assert sorted(seen) == list(range(pool.size - pool._never)), "each is in one place"
-        keys = [key for run in pool._named.values() for key in run.keys]
+        keys = [key for run in pool._named.values() for key in run.block_hashes]
         assert len(set(keys)) == len(keys), "what is alike is named once"
-        assert sum(map(len, (run.keys for run in pool._runs.values()))) == len(keys)
+        assert sum(map(len, (run.block_hashes for run in pool._runs.values()))) == len(keys)
         free = len(pool._left) + pool._never
-        assert pool.spare == free + idle - pool.promised
-        assert 0 <= pool.promised <= free
-        host = self.batcher.host
+        assert pool.free_block_count == free + idle - pool.reserved_block_count
+        assert 0 <= pool.reserved_block_count <= free
+        host = self.batcher.host_block_pool
         there = [each.sequence for ask in self.asks for each in ask if not each.over]
-        away = [block for sequence in there for block in sequence.away]
+        away = [block for sequence in there for block in sequence.host_blocks]
         kept = [block for run in host._runs.values() for block in run.blocks]
-        assert sorted([*away, *host.read]) == sorted(kept)
+        assert sorted([*away, *host.pending_free]) == sorted(kept)
 
 
 def _copy(source: Memory, target: Memory, blocks: list[tuple[int, int]]) -> None:
@@ -271,7 +283,7 @@ def test_each_finds_its_own_tokens_and_no_block_is_lost(
         elif act < 0.42:
             played.embed()
         if not played.turn() and not played.flying and not played.reserved and act > 0.8:
-            played.batcher.pool.forget()
+            played.batcher.block_pool.reset_prefix_cache()
             played.version += 1
         played.check()
     steps = 0
@@ -287,6 +299,12 @@ def test_each_finds_its_own_tokens_and_no_block_is_lost(
             played.check()
     batcher = played.batcher
     assert all(answer.over for ask in played.asks for answer in ask)
-    assert batcher.pool.held == batcher.host.held == batcher.running == len(batcher.waiting) == 0
-    batcher.pool.forget()
-    assert not batcher.pool._runs
+    assert (
+        batcher.block_pool.used_block_count
+        == batcher.host_block_pool.used_block_count
+        == batcher.num_running
+        == len(batcher.waiting_queue)
+        == 0
+    )
+    batcher.block_pool.reset_prefix_cache()
+    assert not batcher.block_pool._runs

@@ -4,19 +4,21 @@ from typing import Any
 
 import pytest
 
-from meshwright.predict import Run, StepPrediction, predict_step
-from meshwright.predict.block_comm import ring_s
-from meshwright.spec import Layout, Training, Work, catalog
-from meshwright.spec.model import Attention
+from meshwright.predict import StepPrediction, TrainingRun, predict_step
+from meshwright.predict.step.block_comm import ring_attention_s
+from meshwright.spec import JobSpec, Layout, TrainingWorkload, catalog
+from meshwright.spec.model import AttentionSpec
 
-POD = catalog.cluster("h100-superpod")
+POD = catalog.get_cluster("h100-superpod")
 
 
-def run_of(model: str = "llama3.1-70b", batch: int = 512, **fields: Any) -> Run:
+def run_of(model: str = "llama3.1-70b", batch: int = 512, **fields: Any) -> TrainingRun:
     layout = Layout(**fields)
-    step = Training(tokens=1, sequence_length=8192, global_batch=batch)
+    step = TrainingWorkload(tokens=1, sequence_length=8192, global_batch=batch)
     cluster = POD.with_gpus(layout.gpus)
-    return Run(Work(model=catalog.model(model), cluster=cluster, layout=layout, workload=step))
+    return TrainingRun(
+        JobSpec(model=catalog.get_model(model), cluster=cluster, layout=layout, workload=step)
+    )
 
 
 def step_of(**fields: Any) -> StepPrediction:
@@ -26,9 +28,9 @@ def step_of(**fields: Any) -> StepPrediction:
 def test_a_ring_that_leaves_the_node_runs_at_the_pace_of_its_slowest_link() -> None:
     inside, across = run_of(cp=8, dp=4), run_of(cp=16, dp=2)
     mixer = across.model.blocks[0].mixer
-    assert isinstance(mixer, Attention)
+    assert isinstance(mixer, AttentionSpec)
     # Half the keys per rank, about twice the hops: only the link makes the difference.
-    assert ring_s(across, mixer) > 4 * ring_s(inside, mixer)
+    assert ring_attention_s(across, mixer) > 4 * ring_attention_s(inside, mixer)
 
 
 def test_copies_of_sharded_states_add_up_among_each_other() -> None:

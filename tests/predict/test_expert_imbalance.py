@@ -4,33 +4,33 @@ from typing import Any
 
 import pytest
 
-from meshwright.predict import Run, predict_memory, predict_step
-from meshwright.predict.activations import saved_bytes
-from meshwright.predict.block_comm import block_comm
-from meshwright.predict.block_time import block_passes
-from meshwright.predict.saved_tensors import saved_tensors
-from meshwright.spec import Layout, Training, Work, catalog
-from meshwright.spec.model import Experts, Model
+from meshwright.predict import TrainingRun, predict_memory, predict_step
+from meshwright.predict.memory.activations import saved_bytes
+from meshwright.predict.memory.saved_tensors import list_saved_tensors
+from meshwright.predict.step.block_comm import predict_block_comm
+from meshwright.predict.step.block_time import block_passes
+from meshwright.spec import JobSpec, Layout, TrainingWorkload, catalog
+from meshwright.spec.model import Model, MoESpec
 
-MIXTRAL, DEEPSEEK = catalog.model("mixtral-8x7b"), catalog.model("deepseek-v3")
+MIXTRAL, DEEPSEEK = catalog.get_model("mixtral-8x7b"), catalog.get_model("deepseek-v3")
 
 
-def run_of(imbalance: float = 1.0, model: Model = MIXTRAL, **layout: Any) -> Run:
+def run_of(imbalance: float = 1.0, model: Model = MIXTRAL, **layout: Any) -> TrainingRun:
     found = Layout(**{"dp": 8, "ep": 8, "zero": 1, **layout})
-    cluster = catalog.cluster("h100-superpod").with_gpus(max(8, found.gpus))
-    step = Training(
+    cluster = catalog.get_cluster("h100-superpod").with_gpus(max(8, found.gpus))
+    step = TrainingWorkload(
         tokens=1, sequence_length=4096, global_batch=found.dp, expert_imbalance=imbalance
     )
-    return Run(Work(model=model, cluster=cluster, layout=found, workload=step))
+    return TrainingRun(JobSpec(model=model, cluster=cluster, layout=found, workload=step))
 
 
-def load(run: Run) -> float:
-    experts = next(block.mlp for block in run.model.blocks if isinstance(block.mlp, Experts))
+def load(run: TrainingRun) -> float:
+    experts = next(block.mlp for block in run.model.blocks if isinstance(block.mlp, MoESpec))
     return run.expert_load(experts)
 
 
 def test_balance_is_the_default() -> None:
-    work = Training(tokens=1, sequence_length=1, global_batch=1)
+    work = TrainingWorkload(tokens=1, sequence_length=1, global_batch=1)
     assert work.expert_imbalance == 1
     assert load(run_of()) == 1
 
@@ -52,8 +52,8 @@ def test_products_of_experts_grow_with_their_tokens() -> None:
     block = MIXTRAL.blocks[0]
     even, skewed = (block_passes(run_of(value), block) for value in (1.0, 2.0))
     # Most of a Mixtral block is its experts, which get twice the tokens.
-    assert 1.5 < skewed.forward / even.forward < 2.0
-    assert 1.5 < skewed.weight_gradient / even.weight_gradient < 2.0
+    assert 1.5 < skewed.forward_s / even.forward_s < 2.0
+    assert 1.5 < skewed.wgrad_s / even.wgrad_s < 2.0
 
 
 def test_the_exchange_waits_for_the_busiest_rank() -> None:
@@ -61,16 +61,16 @@ def test_the_exchange_waits_for_the_busiest_rank() -> None:
     waits = []
     for value in (1.0, 1.5, 2.0):
         run = run_of(value)
-        waits.append(block_comm(run, block, block_passes(run, block)).ep_forward)
+        waits.append(predict_block_comm(run, block, block_passes(run, block)).ep_forward_s)
     assert waits[0] < waits[1] < waits[2] <= 2 * waits[0]
 
 
 def test_routed_activations_grow_and_no_others() -> None:
-    even, skewed = (predict_memory(run_of(value)).worst for value in (1.0, 1.5))
+    even, skewed = (predict_memory(run_of(value)).worst_stage for value in (1.0, 1.5))
     block, layout = MIXTRAL.blocks[0], Layout()
     routed = sum(
         saved_bytes(layout, saved)
-        for saved in saved_tensors(block, MIXTRAL.hidden)
+        for saved in list_saved_tensors(block, MIXTRAL.hidden)
         if saved.name in ("dispatched", "experts_in", "experts_act")
     )
     more = skewed.activations_bytes - even.activations_bytes

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from meshwright.predict.memory import predict_memory
-from meshwright.predict.run import Run
-from meshwright.predict.software import MESHWRIGHT
+from meshwright.predict.memory.memory_prediction import predict_memory
+from meshwright.predict.training_run.training_framework import MESHWRIGHT
+from meshwright.predict.training_run.training_run import TrainingRun
 from meshwright.spec import catalog
+from meshwright.spec.job_spec import JobSpec
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model, decoder
-from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.model import Model, build_decoder_model
+from meshwright.spec.workload import TrainingWorkload
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-16-train_step.json"
 PURE: dict[str, Any] = {
@@ -21,8 +21,12 @@ PURE: dict[str, Any] = {
     "moment_precision": "bf16",
     "gradient_precision": "bf16",
 }
-ONE = decoder("1b", layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256)
-EIGHT = decoder("8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)
+ONE = build_decoder_model(
+    "1b", layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256
+)
+EIGHT = build_decoder_model(
+    "8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256
+)
 FP8 = {**PURE, "precision": "fp8-tensorwise"}
 LIGHT = {"recompute": "selective", "recompute_ops": ("layernorm", "mlp_act")}
 LONG = {"recompute": "selective", "recompute_ops": ("layernorm", "mlp")}
@@ -49,27 +53,29 @@ def test_peak_memory_is_within_a_twentieth(
 ) -> None:
     figures = json.loads(RESULT.read_text())["measured"]["figures"]
     measured = next(one["value"] for one in figures if one["name"] == f"{row}: peak memory")
-    predicted = predict_memory(one_gpu(model, batch, length, **words)).worst
+    predicted = predict_memory(one_gpu(model, batch, length, **words)).worst_stage
     assert predicted.allocated_bytes / 2**30 == pytest.approx(measured, rel=0.05)
 
 
 def test_accumulated_gradients_stay() -> None:
-    once = predict_memory(one_gpu(EIGHT, 2, 4096, **PURE)).worst
-    twice = predict_memory(one_gpu(EIGHT, 2, 4096, batches=2, **PURE)).worst
+    once = predict_memory(one_gpu(EIGHT, 2, 4096, **PURE)).worst_stage
+    twice = predict_memory(one_gpu(EIGHT, 2, 4096, batches=2, **PURE)).worst_stage
     assert twice.allocated_bytes - once.allocated_bytes == twice.gradients_bytes
 
 
 def test_logits_of_many_tokens_come_in_chunks() -> None:
-    some, many = (predict_memory(one_gpu(ONE, batch, 4096)).worst for batch in (8, 32))
+    some, many = (predict_memory(one_gpu(ONE, batch, 4096)).worst_stage for batch in (8, 32))
     assert many.logits_bytes < 2 * some.logits_bytes
 
 
-def one_gpu(model: Model, batch: int, length: int, *, batches: int = 1, **words: Any) -> Run:
-    step = Training(sequence_length=length, global_batch=batch * batches, tokens=10**9)
-    work = Work(
+def one_gpu(
+    model: Model, batch: int, length: int, *, batches: int = 1, **words: Any
+) -> TrainingRun:
+    step = TrainingWorkload(sequence_length=length, global_batch=batch * batches, tokens=10**9)
+    work = JobSpec(
         model=model,
-        cluster=catalog.cluster("h200-superpod"),
+        cluster=catalog.get_cluster("h200-superpod"),
         layout=Layout(microbatch=batch, **words),
         workload=step,
     )
-    return Run(work, software=MESHWRIGHT)
+    return TrainingRun(work, framework=MESHWRIGHT)

@@ -3,22 +3,32 @@
 import msgspec
 import pytest
 
-from meshwright.predict.cost import Calibration, attention_s, matmul_s, measured_devices, memory_s
-from meshwright.predict.run import Run
-from meshwright.predict.software import MEGATRON, MESHWRIGHT, Software
-from meshwright.predict.step import predict_step
+from meshwright.predict.cost import (
+    Calibration,
+    attention_s,
+    gemm_s,
+    list_measured_devices,
+    memory_s,
+)
+from meshwright.predict.step.step_prediction import predict_step
+from meshwright.predict.training_run.training_framework import (
+    MEGATRON,
+    MESHWRIGHT,
+    TrainingFramework,
+)
+from meshwright.predict.training_run.training_run import TrainingRun
 from meshwright.spec import catalog
+from meshwright.spec.job_spec import JobSpec
 from meshwright.spec.layout import Layout
-from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import TrainingWorkload
 
 GPU = "h200-141g-sxm"
-BUILT_IN = measured_devices()[GPU]
-WORK = Work(
-    model=catalog.model("llama3.1-8b"),
-    cluster=catalog.cluster("h200-superpod"),
+BUILT_IN = list_measured_devices()[GPU]
+WORK = JobSpec(
+    model=catalog.get_model("llama3.1-8b"),
+    cluster=catalog.get_cluster("h200-superpod"),
     layout=Layout(tp=8, dp=1, sequence_parallel=True),
-    workload=Training(sequence_length=4096, global_batch=4, tokens=10**9),
+    workload=TrainingWorkload(sequence_length=4096, global_batch=4, tokens=10**9),
 )
 ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "seq": 4096}
 
@@ -34,19 +44,19 @@ def calibration(software: str = "meshwright", **fields: object) -> Calibration:
     return Calibration(gpu=GPU, source="here", software=software, **{**whole, **fields})  # type: ignore[arg-type]
 
 
-def costs(given: Calibration | None, software: Software = MESHWRIGHT) -> tuple[float, ...]:
+def costs(given: Calibration | None, software: TrainingFramework = MESHWRIGHT) -> tuple[float, ...]:
     """Return the seconds of a bf16 product, an fp8 one, attention and a norm."""
-    device = Run(WORK, software=software, calibration=given).costs
+    device = TrainingRun(WORK, framework=software, calibration=given).device_costs
     return (
-        matmul_s(device, 8192, 8192, 8192),
-        matmul_s(device, 8192, 8192, 8192, "fp8-tensorwise"),
+        gemm_s(device, 8192, 8192, 8192),
+        gemm_s(device, 8192, 8192, 8192, "fp8-tensorwise"),
         attention_s(device, **ATTENTION),
         memory_s(device, "norm", 1e9),
     )
 
 
 def test_work_measured_with_our_own_kernels_has_no_allowance() -> None:
-    device = Run(WORK, software=MESHWRIGHT, calibration=calibration()).costs
+    device = TrainingRun(WORK, framework=MESHWRIGHT, calibration=calibration()).device_costs
     found = {curve.precision: curve.efficiency for curve in device.calibration.products}
     assert found == {curve.precision: curve.efficiency for curve in BUILT_IN.products}
     shares = {curve.op: curve.efficiency for curve in device.calibration.memory}
@@ -55,8 +65,10 @@ def test_work_measured_with_our_own_kernels_has_no_allowance() -> None:
     assert min(slower) > 1.1
 
 
-@pytest.mark.parametrize("software", [MEGATRON, msgspec.structs.replace(MESHWRIGHT, kernels="")])
-def test_software_that_was_not_measured_keeps_its_allowances(software: Software) -> None:
+@pytest.mark.parametrize(
+    "software", [MEGATRON, msgspec.structs.replace(MESHWRIGHT, kernel_library="")]
+)
+def test_software_that_was_not_measured_keeps_its_allowances(software: TrainingFramework) -> None:
     loaded = calibration(sustained_slowdown=BUILT_IN.sustained_slowdown)
     assert costs(loaded, software) == pytest.approx(costs(None, software))
 
@@ -81,8 +93,11 @@ def test_a_step_changes_only_where_a_calibration_is_given() -> None:
         msgspec.structs.replace(curve, efficiency=curve.efficiency / 2)
         for curve in BUILT_IN.products
     )
-    plain = predict_step(Run(WORK)).step_s
-    assert predict_step(Run(WORK, calibration=None)).step_s == plain
+    plain = predict_step(TrainingRun(WORK)).step_s
+    assert predict_step(TrainingRun(WORK, calibration=None)).step_s == plain
     empty = Calibration(gpu=GPU, source="nothing was measured")
-    assert predict_step(Run(WORK, calibration=empty)).step_s == plain
-    assert predict_step(Run(WORK, calibration=calibration("", products=slow))).step_s > 1.2 * plain
+    assert predict_step(TrainingRun(WORK, calibration=empty)).step_s == plain
+    assert (
+        predict_step(TrainingRun(WORK, calibration=calibration("", products=slow))).step_s
+        > 1.2 * plain
+    )

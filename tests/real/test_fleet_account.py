@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.main import main
+from meshwright.cli import main
 
 pytestmark = pytest.mark.real
 pytest.importorskip("duckdb")
@@ -33,7 +33,9 @@ def test_the_hours_of_real_jobs_are_all_there(
             if tres.startswith("gres/gpu=")
         )
     assert gpu_s > 0  # all jobs of the recording had ended
-    assert told["held_gpu_hours"] + told["gpu_hours_cut"] == pytest.approx(gpu_s / 3600, rel=1e-9)
+    assert told["allocated_gpu_hours"] + told["oversubscribed_gpu_hours"] == pytest.approx(
+        gpu_s / 3600, rel=1e-9
+    )
     whole = sum(one["gpu_hours"] for one in told["buckets"].values())
     assert whole == pytest.approx(told["gpu_hours"], rel=1e-12)
 
@@ -49,7 +51,7 @@ def test_idle_pods_of_a_public_trace_are_found(
     capsys.readouterr()
     assert main(["fleet", "report", "--since", "7d", "--json", "--store", store]) == 0
     told = json.loads(capsys.readouterr().out)
-    held, idle = told["held_gpu_hours"], told["buckets"]["idle"]["gpu_hours"]
+    held, idle = told["allocated_gpu_hours"], told["buckets"]["idle"]["gpu_hours"]
     # Counted apart from the account: 2,569 hours of pods, 66.85 % of samples at nought, 777 hours
     # in windows of half an hour and more without any activity.
     assert held == pytest.approx(2569, rel=0.01)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.observe.fleet.health.dashboards import TITLES, dashboard
-from meshwright.observe.fleet.sources.prometheus.names import FAULTS, FIELDS
+from meshwright.fleet.health.dashboards import DASHBOARD_TITLES, build_dashboard
+from meshwright.fleet.sources.prometheus.metric_names import FAULT_METRICS, METRIC_FIELDS
 from tests.real.prometheus_server import prometheus
 
 pytestmark = [
@@ -34,7 +34,7 @@ OTHERS = (
     'mw_job_mfu_ratio{hpc_job="7"}',
     'mw_job_tokens_per_second{hpc_job="7"}',
     'mw_job_step{hpc_job="7"}',
-    'mw_job_stalls_total{hpc_job="7"}',
+    'mw_job_hangs_total{hpc_job="7"}',
     'meshwright_fleet_gpu_hours{bucket="idle"}',
     'ALERTS{alertname="GPUTooHot",alertstate="firing",source="meshwright"}',
 )
@@ -45,27 +45,27 @@ def series(label: str, name_at: int) -> Iterator[tuple[str, float, bool]]:
 
     n1 has dcgm-exporter, n2 our exporter, n3 both; two GPUs each.
     """
-    for field in FIELDS:
-        theirs = [one for one in field.names if one.text.startswith("DCGM_")]
+    for field in METRIC_FIELDS:
+        theirs = [one for one in field.names if one.name.startswith("DCGM_")]
         name = theirs[min(name_at, len(theirs) - 1)]
         share = 50.0 if name.scale in (0.01, None) else 0.5
-        value = share if field.most == 1.0 else 30.0
+        value = share if field.max_valid == 1.0 else 30.0
         for node in ("n1", "n3"):
             for gpu in "01":
-                text = f'{name.text}{{{label}="{node}",gpu="{gpu}",instance="{node}:9400"}}'
-                yield text, value, name.counter
+                text = f'{name.name}{{{label}="{node}",gpu="{gpu}",instance="{node}:9400"}}'
+                yield text, value, name.is_counter
         for name in field.names:
-            if name.text.startswith("mw_"):
+            if name.name.startswith("mw_"):
                 for node in ("n2", "n3"):
                     for gpu in "01":
                         text = (
-                            f'{name.text}{{hostname="{node}",gpu="{gpu}",instance="{node}:9421"}}'
+                            f'{name.name}{{hostname="{node}",gpu="{gpu}",instance="{node}:9421"}}'
                         )
-                        yield text, 0.5 if field.most == 1.0 else 30.0, False
-    for fault in FAULTS:
+                        yield text, 0.5 if field.max_valid == 1.0 else 30.0, False
+    for fault in FAULT_METRICS:
         xid = ',xid="79"' if fault.names[0].startswith("DCGM_EXP") else ""
         name_ = fault.names[min(name_at, len(fault.names) - 1)]
-        yield f'{name_}{{{label}="n1",gpu="0"{xid}}}', 79.0, fault.how == "counter"
+        yield f'{name_}{{{label}="n1",gpu="0"{xid}}}', 79.0, fault.value_kind == "counter"
     for text in OTHERS:
         yield text, 0.4, "_total" in text
 
@@ -86,18 +86,18 @@ def test_every_panel_has_data(tmp_path: Path, label: str, name_at: int) -> None:
     }
     values: dict[str, list[float]] = {}
     with prometheus(tmp_path, samples) as server:
-        for name in TITLES:
-            for panel in dashboard(name, label)["panels"]:
+        for name in DASHBOARD_TITLES:
+            for panel in build_dashboard(name, label)["panels"]:
                 for target in panel["targets"]:
                     found = asked(server.url, target["expr"].replace("$node", "n1|n2|n3"))
                     values.setdefault(panel["title"], []).extend(
                         float(one["value"][1]) for one in found
                     )
                     assert found, (panel["title"], target["expr"])
-        one = asked(server.url, dashboard("node", label)["panels"][1]["targets"][0]["expr"]
+        one = asked(server.url, build_dashboard("node", label)["panels"][1]["targets"][0]["expr"]
                     .replace("$node", "n2"))  # fmt: skip
     assert values["GPUs measured"] == [6.0]
     assert values["GPUs that idle"] == [0.0, 6.0]
-    assert values["Utilisation"] == [0.5] * 6
+    assert values["Utilization"] == [0.5] * 6
     assert values["Power"] == [6 * 30.0]
     assert [each["metric"][label] for each in one] == ["n2", "n2"]

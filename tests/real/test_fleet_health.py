@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.observe.fleet.health.hooks import slurm
+from meshwright.fleet.health.hooks.hook_files import render_slurm
 from tests.real.slurm_cluster import SlurmCluster, lacking
 
 pytestmark = [
@@ -38,7 +38,7 @@ def ended(cluster: SlurmCluster, number: str) -> bool:
 
 
 def test_an_unfit_node_is_drained_only_where_told(tmp_path: Path) -> None:
-    made, programs = slurm(drain=False), tmp_path / "bin"
+    made, programs = render_slurm(drain=False), tmp_path / "bin"
     run, broken = tmp_path / "run", tmp_path / "broken"
     programs.mkdir()
     for name, text in (("nvidia-smi", SMI.format(broken=broken)), ("dmesg", "#!/bin/sh\n")):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.observe.fleet.sources import Asked, Batch, Secret
-from meshwright.observe.fleet.sources.kubernetes import source
+from meshwright.fleet.sources.kubernetes.kubernetes_source import open_source
+from meshwright.fleet.sources.source import RowBatch, Secret, SourceOptions
 
 kmock = pytest.importorskip("kmock", reason="needs kmock, an emulated Kubernetes API")
 client = pytest.importorskip("kubernetes.client", reason="needs the official client")
@@ -88,10 +88,10 @@ def _pod(name: str, uid: str, gpus: int = 4) -> dict[str, Any]:
 def _read(
     url: str, cursor: str | None = None
 ) -> tuple[dict[str, list[dict[str, Any]]], str | None]:
-    found: dict[str, list[dict[str, Any]]] = {"jobs": [], "nodes": [], "held": []}
+    found: dict[str, list[dict[str, Any]]] = {"jobs": [], "nodes": [], "allocations": []}
     token = Secret("never-to-be-seen")
-    for batch in source(url, Asked(cluster="c", token=token)).batches(cursor):
-        assert isinstance(batch, Batch)
+    for batch in open_source(url, SourceOptions(cluster="c", token=token)).read_batches(cursor):
+        assert isinstance(batch, RowBatch)
         found[batch.table] += batch.rows.to_pylist()
         cursor = batch.cursor or cursor
     return found, cursor
@@ -136,7 +136,7 @@ def test_a_pod_that_has_all_gpus_of_its_node_holds_each_of_them(cluster: tuple[s
     core.create_node(NODE)
     core.create_namespaced_pod("ml", _pod("some", "u1", gpus=4))
     core.create_namespaced_pod("ml", _pod("all", "u2", gpus=8))
-    held = _read(url)[0]["held"]
+    held = _read(url)[0]["allocations"]
     assert [(row["job"], row["gpu"]) for row in held] == [("ml/all", gpu) for gpu in range(8)]
 
 

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.fleet_figures import report_of
-from meshwright.cli.fleet_page import page
-from meshwright.observe.fleet.account import account
-from meshwright.observe.fleet.account.prices import read_prices
-from tests.observe.fleet.account.rows import DAY, HOUR, jobs, nodes
+from meshwright.cli.fleet.report_page import render_report_page
+from meshwright.fleet.account import build_account
+from meshwright.fleet.account.prices import parse_prices
+from meshwright.fleet.account.report import build_report
+from tests.fleet.account.rows import DAY, HOUR, jobs, nodes
 from tests.real.drawn import drawn
 
 pytestmark = pytest.mark.real
 
 PRODUCTIVE, LOST, FREE = (42, 157, 74), (228, 87, 86), (213, 219, 225)
-"""Colours of the light page (`cli/report/style.css`)."""
+"""Colours of the light page (`cli/render/style.css`)."""
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,13 @@ def week(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"job": "b", "start_s": 0.0, "end_s": 7 * DAY, "gpus": 4.0, "nodes": ["n2"],
          "state": "failed", "user": "bob"}
     )  # fmt: skip
-    found = account(jobs(*work), nodes({"node": "n1"}, {"node": "n2"}), since_s=0, until_s=7 * DAY)
+    found = build_account(
+        jobs(*work), nodes({"node": "n1"}, {"node": "n2"}), since_s=0, until_s=7 * DAY
+    )
     out = tmp_path_factory.mktemp("week") / "week.html"
-    out.write_text(page(report_of(found, read_prices("2"), "user", 10)), encoding="utf-8")
+    out.write_text(
+        render_report_page(build_report(found, parse_prices("2"), "user", 10)), encoding="utf-8"
+    )
     return out
 
 

@@ -14,19 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from meshwright.observe.fleet.exporter import Collector, Followed, serve_page
-from meshwright.observe.fleet.ingest import ingest
-from meshwright.observe.fleet.sources import find
-from meshwright.observe.fleet.sources.prometheus import Prometheus, PrometheusSource, source
-from meshwright.observe.fleet.sources.source import Asked
-from meshwright.observe.fleet.store import Store
-from meshwright.observe.fleet.tables import TABLES
+from meshwright.fleet.exporter import ExporterCollector, JobFolder, serve_metrics
+from meshwright.fleet.ingestion import ingest
+from meshwright.fleet.sources.prometheus import prometheus_source
+from meshwright.fleet.sources.prometheus.client import PrometheusClient
+from meshwright.fleet.sources.prometheus.prometheus_source import PrometheusSource
+from meshwright.fleet.sources.source import SourceOptions
+from meshwright.fleet.sources.source_registry import open_source
+from meshwright.fleet.store import FleetStore
+from meshwright.fleet.tables import TABLE_SCHEMAS
 from tests.real.planted_fleet import HOURS, STEP, T0, planted, planted_pods
 from tests.real.prometheus_server import Server, free_port, prometheus, scraping, victoria_metrics
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-ASKED = Asked(cluster="c", since_s=T0, until_s=T0 + 3600 * HOURS, step_s=STEP)
+ASKED = SourceOptions(cluster="c", since_s=T0, until_s=T0 + 3600 * HOURS, sample_step_s=STEP)
 Tables = dict[str, pa.Table]
 
 
@@ -43,17 +45,17 @@ def server(
 
 @pytest.fixture(scope="module")
 def tables(server: Server) -> Tables:
-    return _read(source(server.url, ASKED))[0]
+    return _read(prometheus_source.open_source(server.url, ASKED))[0]
 
 
 def _read(found: Any, cursor: str | None = None) -> tuple[Tables, str | None, list[str]]:
     """Read everything there is, as whoever ingests does."""
-    parts: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    parts: dict[str, list[pa.Table]] = {name: [] for name in TABLE_SCHEMAS}
     notes: list[str] = []
     for batch in found.batches(cursor):
         parts[batch.table].append(batch.rows)
         cursor, notes = batch.cursor or cursor, [*notes, *batch.notes]
-    joined = {name: pa.concat_tables([TABLES[name].empty_table(), *rows])
+    joined = {name: pa.concat_tables([TABLE_SCHEMAS[name].empty_table(), *rows])
               for name, rows in parts.items()}  # fmt: skip
     return joined, cursor, notes
 
@@ -68,7 +70,7 @@ def _minutes(column: Any) -> list[float | None]:
 
 
 def test_old_and_new_names_end_in_the_same_columns_and_units(tables: Tables) -> None:
-    first, other = _of(tables["samples"], "n1", 0), _of(tables["samples"], "n2", 0)
+    first, other = _of(tables["gpu_samples"], "n1", 0), _of(tables["gpu_samples"], "n2", 0)
     assert pc.max(first["gpu_util"]).as_py() == pytest.approx(0.9)
     assert pc.min_max(other["gpu_util"]).as_py() == {"min": 0.5, "max": 0.5}
     assert pc.mean(other["tensor_active"]).as_py() == 0.25
@@ -77,20 +79,20 @@ def test_old_and_new_names_end_in_the_same_columns_and_units(tables: Tables) -> 
 
 
 def test_blank_values_are_null(tables: Tables) -> None:
-    first = _of(tables["samples"], "n1", 0)
+    first = _of(tables["gpu_samples"], "n1", 0)
     blank = first.filter(pc.field("time_s") <= T0 + 300)
     assert blank["power_w"].null_count == blank["sm_active"].null_count == blank.num_rows == 10
     assert pc.max(first["power_w"]).as_py() == 300
 
 
 def test_an_exporter_that_falls_silent_leaves_no_rows(tables: Tables) -> None:
-    minutes = _minutes(_of(tables["samples"], "n1", 0)["time_s"])
+    minutes = _minutes(_of(tables["gpu_samples"], "n1", 0)["time_s"])
     assert not [each for each in minutes if each is not None and 50 < each < 58]
     assert len(minutes) == 240 - 15
 
 
 def test_instances_of_a_divided_gpu_count_by_their_part(tables: Tables) -> None:
-    samples = _of(tables["samples"], "n3", 0)
+    samples = _of(tables["gpu_samples"], "n3", 0)
     assert pc.mean(samples["engine_active"]).as_py() == pytest.approx(0.5 * 4 / 7)
     assert pc.max(samples["memory_used"]).as_py() == 2 * 2**30
     assert samples["gpu_util"].null_count == samples.num_rows
@@ -106,7 +108,7 @@ def test_a_device_keeps_its_uuid_when_its_index_changes(tables: Tables) -> None:
 
 
 def test_labels_tell_which_job_held_a_gpu(tables: Tables) -> None:
-    held = tables["held"].sort_by("job")
+    held = tables["allocations"].sort_by("job")
     assert held["job"].to_pylist() == ["71", "81", "82", "ml/train-0"]
     assert held["node"].to_pylist() == ["n1", "n4", "n4", "n2"]
     assert _minutes(held["start_s"]) == [10, 20, 60, 0]
@@ -114,13 +116,13 @@ def test_labels_tell_which_job_held_a_gpu(tables: Tables) -> None:
 
 
 def test_time_for_which_clocks_were_held_back_stands_in_for_the_reasons(tables: Tables) -> None:
-    first, second = _of(tables["samples"], "n1", 0), _of(tables["samples"], "n1", 1)
+    first, second = _of(tables["gpu_samples"], "n1", 0), _of(tables["gpu_samples"], "n1", 1)
     power = first.filter(pc.field("throttle") == 4)
     minutes = [each for each in _minutes(power["time_s"]) if each is not None]
     assert 12 < min(minutes) <= 13
     assert 30 <= max(minutes) < 33
     assert pc.max(second["throttle"]).as_py() == 0
-    assert _of(tables["samples"], "n2")["throttle"].null_count == 240
+    assert _of(tables["gpu_samples"], "n2")["throttle"].null_count == 240
 
 
 def test_an_xid_that_stays_is_one_event(tables: Tables) -> None:
@@ -152,31 +154,39 @@ def test_nodes_have_their_own_names_and_shares(tables: Tables) -> None:
 def test_roll_ups_of_five_minutes_are_the_means_of_what_was_measured(
     server: Server, tables: Tables
 ) -> None:
-    rolled, _, _ = _read(source(server.url, ASKED._replace(step_s=300.0)))
-    busy = _of(rolled["samples"], "n1", 0).filter(pc.field("time_s") == T0 + 900)
+    rolled, _, _ = _read(
+        prometheus_source.open_source(server.url, ASKED._replace(sample_step_s=300.0))
+    )
+    busy = _of(rolled["gpu_samples"], "n1", 0).filter(pc.field("time_s") == T0 + 900)
     assert busy["gpu_util"].to_pylist() == [pytest.approx(0.9)]
     # Ten of these minutes began with a blank: what a mean with one says is not kept.
-    early = _of(rolled["samples"], "n1", 0).filter(pc.field("time_s") == T0 + 300)
+    early = _of(rolled["gpu_samples"], "n1", 0).filter(pc.field("time_s") == T0 + 300)
     assert early["sm_active"].to_pylist() == early["power_w"].to_pylist() == [None]
-    assert rolled["samples"].num_rows < tables["samples"].num_rows / 9
+    assert rolled["gpu_samples"].num_rows < tables["gpu_samples"].num_rows / 9
 
 
 def test_going_on_from_a_cursor_gives_the_rows_of_one_reading(
     server: Server, tables: Tables
 ) -> None:
-    first, cursor, _ = _read(source(server.url, ASKED._replace(until_s=T0 + 3630)))
-    second, _, _ = _read(source(server.url, ASKED), cursor)
+    first, cursor, _ = _read(
+        prometheus_source.open_source(server.url, ASKED._replace(until_s=T0 + 3630))
+    )
+    second, _, _ = _read(prometheus_source.open_source(server.url, ASKED), cursor)
     both = {
         (row["node"], row["gpu"], row["time_s"]): row
         for part in (first, second)
-        for row in part["samples"].to_pylist()
+        for row in part["gpu_samples"].to_pylist()
     }
-    whole = {(row["node"], row["gpu"], row["time_s"]): row for row in tables["samples"].to_pylist()}
+    whole = {
+        (row["node"], row["gpu"], row["time_s"]): row for row in tables["gpu_samples"].to_pylist()
+    }
     assert both == whole
     starts = {
-        (row["job"], row["start_s"]) for part in (first, second) for row in part["held"].to_pylist()
+        (row["job"], row["start_s"])
+        for part in (first, second)
+        for row in part["allocations"].to_pylist()
     }
-    assert starts == {(row["job"], row["start_s"]) for row in tables["held"].to_pylist()}
+    assert starts == {(row["job"], row["start_s"]) for row in tables["allocations"].to_pylist()}
     since = {(row["uuid"], row["gpu"], row["since_s"]) for part in (first, second)
              for row in part["gpus"].to_pylist()}  # fmt: skip
     assert since == {
@@ -194,48 +204,50 @@ def test_clusters_on_one_server_are_told_and_can_be_read_apart(tmp_path: Path) -
         for each in ("east", "west")
     }
     asked = ASKED._replace(cluster="", until_s=T0 + 600)
-    one = asked._replace(options={"selector": 'cluster="east"'})
+    one = asked._replace(kind_options={"selector": 'cluster="east"'})
     try:
         with prometheus(tmp_path, samples) as running:
-            _, _, notes = _read(source(running.url, asked))
-            alone, _, quiet = _read(source(running.url, one))
+            _, _, notes = _read(prometheus_source.open_source(running.url, asked))
+            alone, _, quiet = _read(prometheus_source.open_source(running.url, one))
     except FileNotFoundError as missing:
         pytest.skip(f"needs Debian's {missing}")
     assert any("holds the clusters east, west" in each for each in notes)
     assert quiet == []
     assert set(alone["gpus"]["uuid"].to_pylist()) == {"GPU-east"}
-    assert set(alone["samples"]["cluster"].to_pylist()) == {"east"}
+    assert set(alone["gpu_samples"]["cluster"].to_pylist()) == {"east"}
 
 
 def test_a_second_ingest_into_the_store_brings_nothing_new(server: Server, tmp_path: Path) -> None:
     pytest.importorskip("duckdb", reason="needs the extra fleet")
-    with Store(tmp_path / "store", create=True) as store:
-        first = ingest(store, find(server.url, ASKED))
-        on = ingest(store, find(server.url, ASKED))
-        again = ingest(store, find(server.url, ASKED), again=True)
-        assert first.tables["samples"].new == store.table("samples").num_rows > 1000
+    with FleetStore(tmp_path / "store", create=True) as store:
+        first = ingest(store, open_source(server.url, ASKED))
+        on = ingest(store, open_source(server.url, ASKED))
+        again = ingest(store, open_source(server.url, ASKED), from_start=True)
+        assert first.tables["gpu_samples"].new == store.read_table("gpu_samples").num_rows > 1000
     for later in (on, again):
-        assert (later.total.new, later.total.newer) == (0, 0)
+        assert (later.total.new, later.total.updates) == (0, 0)
 
 
 def test_as_far_back_as_there_is_anything(server: Server, tables: Tables) -> None:
-    asked = ASKED._replace(since_s=None, until_s=T0 + 3600 * HOURS + 5 * 86400, step_s=3600.0)
-    found, _, _ = _read(source(server.url, asked))
-    assert pc.min(found["samples"]["time_s"]).as_py() == T0
-    assert set(found["samples"]["node"].to_pylist()) == {"n1", "n2", "n3", "n4"}
+    asked = ASKED._replace(
+        since_s=None, until_s=T0 + 3600 * HOURS + 5 * 86400, sample_step_s=3600.0
+    )
+    found, _, _ = _read(prometheus_source.open_source(server.url, asked))
+    assert pc.min(found["gpu_samples"]["time_s"]).as_py() == T0
+    assert set(found["gpu_samples"]["node"].to_pylist()) == {"n1", "n2", "n3", "n4"}
 
 
 def test_a_server_that_is_killed_mid_query_is_asked_again_and_told_of(
     server: Server, tables: Tables
 ) -> None:
-    found = source(server.url, ASKED)
+    found = prometheus_source.open_source(server.url, ASKED)
     assert isinstance(found, PrometheusSource)
     parts: list[pa.Table] = []
     notes: list[str] = []
     back: threading.Timer | None = None
-    for number, batch in enumerate(found.batches()):
+    for number, batch in enumerate(found.read_batches()):
         notes += batch.notes
-        if batch.table == "samples":
+        if batch.table == "gpu_samples":
             parts.append(batch.rows)
         if number == 0:  # the slice is half read
             server.kill()
@@ -243,7 +255,7 @@ def test_a_server_that_is_killed_mid_query_is_asked_again_and_told_of(
             back.start()
     assert back is not None
     back.join()
-    assert pa.concat_tables(parts).equals(tables["samples"])
+    assert pa.concat_tables(parts).equals(tables["gpu_samples"])
     assert any("dropped out" in each and "asked again" in each for each in notes), notes
 
 
@@ -259,7 +271,7 @@ def pods(
 
 
 def test_pods_with_gpus_are_jobs_and_restarts_are_attempts(pods: Server) -> None:
-    tables, _, _ = _read(source(pods.url, ASKED))
+    tables, _, _ = _read(prometheus_source.open_source(pods.url, ASKED))
     jobs = tables["jobs"].sort_by([("job", "ascending"), ("attempt", "ascending")])
     own = jobs.filter(pc.field("job") != "ml/rank-0")
     assert own["job"].to_pylist() == ["ml/train-0", "ml/train-0", "ml/worker-0"]
@@ -279,7 +291,7 @@ def test_pods_with_gpus_are_jobs_and_restarts_are_attempts(pods: Server) -> None
 
 
 def test_cordons_and_conditions_are_states_of_nodes(pods: Server) -> None:
-    tables, _, _ = _read(source(pods.url, ASKED))
+    tables, _, _ = _read(prometheus_source.open_source(pods.url, ASKED))
     nodes = tables["nodes"].sort_by("since_s")
     assert nodes["state"].to_pylist() == ["up", "draining", "up", "down"]
     assert _minutes(nodes["since_s"]) == [0, 20, 40, 100]
@@ -288,9 +300,11 @@ def test_cordons_and_conditions_are_states_of_nodes(pods: Server) -> None:
 
 
 def test_states_of_nodes_go_on_from_one_reading_to_the_next(pods: Server) -> None:
-    first, cursor, _ = _read(source(pods.url, ASKED._replace(until_s=T0 + 50 * 60)))
-    second, _, _ = _read(source(pods.url, ASKED), cursor)
-    whole, _, _ = _read(source(pods.url, ASKED))
+    first, cursor, _ = _read(
+        prometheus_source.open_source(pods.url, ASKED._replace(until_s=T0 + 50 * 60))
+    )
+    second, _, _ = _read(prometheus_source.open_source(pods.url, ASKED), cursor)
+    whole, _, _ = _read(prometheus_source.open_source(pods.url, ASKED))
     newest = {
         row["since_s"]: row["state"]
         for part in (first, second)
@@ -303,8 +317,8 @@ def test_states_of_nodes_go_on_from_one_reading_to_the_next(pods: Server) -> Non
                     for row in whole["jobs"].to_pylist()}  # fmt: skip
 
 
-def _scrapes(client: Prometheus, metric: str = "mw_job_step_seconds_total") -> int:
-    found = client.query(f"{metric}[5m]", time.time())
+def _scrapes(client: PrometheusClient, metric: str = "mw_job_step_seconds_total") -> int:
+    found = client.query_instant(f"{metric}[5m]", time.time())
     return max((len(each.time_s) for each in found), default=0)
 
 
@@ -315,22 +329,28 @@ def test_a_real_prometheus_scrapes_our_exporter_and_its_steps_come_back_as_progr
     run.mkdir()
     rows = run / "metrics.jsonl"
     rows.write_text('{"step": 1, "step_s": 0.2}\n')
-    page = serve_page(Collector([Followed(run, "71")], "n1"), port=0)
+    page = serve_metrics(ExporterCollector([JobFolder(run, "71")], "n1"), port=0)
     try:
         with scraping(tmp_path, page.port) as server:
             began, step = time.time(), 1
-            client = Prometheus(server.url)
+            client = PrometheusClient(server.url)
             # Targets are found some seconds after the start; half of each step waits for data.
             while _scrapes(client) < 5:
                 assert time.time() < began + 60
                 step += 1
                 with rows.open("a") as file:
-                    file.write(f'{{"step": {step}, "step_s": 0.2, "data_wait_share": 0.5}}\n')
+                    file.write(f'{{"step": {step}, "step_s": 0.2, "data_wait_fraction": 0.5}}\n')
                 time.sleep(0.2)
             client.close()
             now = time.time()
-            asked = Asked(cluster="c", since_s=began - 400, until_s=now + 300, step_s=300)
-            tables, _, _ = _read(source(server.url, asked._replace(options={"settle_s": "0"})))
+            asked = SourceOptions(
+                cluster="c", since_s=began - 400, until_s=now + 300, sample_step_s=300
+            )
+            tables, _, _ = _read(
+                prometheus_source.open_source(
+                    server.url, asked._replace(kind_options={"settle_s": "0"})
+                )
+            )
     except FileNotFoundError as missing:
         pytest.skip(f"needs Debian's {missing}")
     finally:
@@ -353,13 +373,13 @@ def test_a_real_node_exporter_ends_in_samples_of_this_machine(tmp_path: Path) ->
     )
     try:
         with scraping(tmp_path, port) as server:
-            client, began = Prometheus(server.url), time.time()
+            client, began = PrometheusClient(server.url), time.time()
             while _scrapes(client, "node_cpu_seconds_total") < 6:
                 assert time.time() < began + 60
                 time.sleep(0.5)
             client.close()
-            asked = Asked(cluster="c", since_s=began, until_s=time.time(), step_s=1)
-            tables, _, _ = _read(source(server.url, asked))
+            asked = SourceOptions(cluster="c", since_s=began, until_s=time.time(), sample_step_s=1)
+            tables, _, _ = _read(prometheus_source.open_source(server.url, asked))
     except FileNotFoundError as missing:
         pytest.skip(f"needs Debian's {missing}")
     finally:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from meshwright.observe.fleet.sources import Asked, Batch
-from meshwright.observe.fleet.sources.slurm import source
-from meshwright.observe.fleet.sources.slurm.commands import Commands
+from meshwright.fleet.sources.slurm.command_source import SlurmCommandSource
+from meshwright.fleet.sources.slurm.slurm_source import open_source
+from meshwright.fleet.sources.source import RowBatch, SourceOptions
 from tests.real.slurm_cluster import GPUS_PER_NODE, NODES, SlurmCluster, lacking
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.xdist_group("slurm"),
 ]
 
-HOOKS = Path(__file__).parents[2] / "src/meshwright/observe/fleet/sources/slurm/hooks"
+HOOKS = Path(__file__).parents[2] / "src/meshwright/fleet/sources/slurm/hooks"
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -30,19 +30,19 @@ class Ran(NamedTuple):
     cluster: SlurmCluster
     jobs: Mapping[str, str]
     gpu_map: Path
-    before: list[Batch]
+    before: list[RowBatch]
     """What was read while some of them ran."""
 
 
-def rows(batches: list[Batch]) -> Rows:
+def rows(batches: list[RowBatch]) -> Rows:
     found: Rows = {}
     for batch in batches:
         found.setdefault(batch.table, []).extend(batch.rows.to_pylist())
     return found
 
 
-def commands(cluster: SlurmCluster, **more: Any) -> Commands:
-    return Commands(Asked(), {}, environment=cluster.environment, **more)
+def commands(cluster: SlurmCluster, **more: Any) -> SlurmCommandSource:
+    return SlurmCommandSource(SourceOptions(), {}, environment=cluster.environment, **more)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def _run_jobs(cluster: SlurmCluster, gpu_map: Path) -> Ran:
     }
     cluster.wait("jobs that run", lambda: _state(cluster, jobs["stopped"]) == "RUNNING")
     cluster.wait("a job that runs", lambda: _state(cluster, jobs["again"]) == "RUNNING")
-    before = list(commands(cluster).batches())
+    before = list(commands(cluster).read_batches())
     time.sleep(1.1)  # a second attempt must have another second of submission
     cluster.call("scontrol", "requeue", jobs["again"])
     cluster.call("scancel", jobs["stopped"], jobs["dropped"])
@@ -98,7 +98,7 @@ def _by_name(found: Rows) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def test_every_job_ends_in_the_table_as_it_ended(ran: Ran) -> None:
-    jobs = _by_name(rows(list(commands(ran.cluster).batches())))
+    jobs = _by_name(rows(list(commands(ran.cluster).read_batches())))
     one = ran.jobs
     wide = jobs[one["wide"], 0]
     assert (wide["state"], wide["gpus"], wide["gpu_kind"]) == ("completed", 8.0, "a100")
@@ -130,7 +130,7 @@ def test_what_was_read_before_is_brought_to_its_end(ran: Ran) -> None:
     then = _by_name(rows(ran.before))
     assert then[ran.jobs["stopped"], 0]["state"] == "running"
     # No overlap: what still ran when it was last read is asked for by its number.
-    later = rows(list(commands(ran.cluster, overlap_s=0.0).batches(cursor)))
+    later = rows(list(commands(ran.cluster, overlap_s=0.0).read_batches(cursor)))
     now = _by_name(later)
     assert now[ran.jobs["stopped"], 0]["state"] == "cancelled"
     assert then[ran.jobs["dropped"], 0]["state"] == "pending"
@@ -139,15 +139,15 @@ def test_what_was_read_before_is_brought_to_its_end(ran: Ran) -> None:
     # Slurm 22.05 keeps no count of restarts; attempts are the same as in a reading of everything.
     assert now[ran.jobs["again"], 0]["state"] == "requeued"
     assert now[ran.jobs["again"], 1]["state"] == "running"
-    held = [row for row in later["held"] if row["job"] == ran.jobs["stopped"]]
+    held = [row for row in later["allocations"] if row["job"] == ran.jobs["stopped"]]
     assert [row["end_s"] for row in held] == [now[ran.jobs["stopped"], 0]["end_s"]]
 
 
 def test_prologs_keep_the_map_of_gpus(ran: Ran) -> None:
-    found = rows(list(commands(ran.cluster, gpu_map=str(ran.gpu_map)).batches()))
+    found = rows(list(commands(ran.cluster, gpu_map=str(ran.gpu_map)).read_batches()))
     jobs = _by_name(found)
     held: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in found["held"]:
+    for row in found["allocations"]:
         held.setdefault((row["job"], row["attempt"]), []).append(row)
     for key, parts in held.items():
         job = jobs[key]
@@ -158,7 +158,7 @@ def test_prologs_keep_the_map_of_gpus(ran: Ran) -> None:
     assert {(ran.jobs["again"], 0), (ran.jobs["again"], 1)} <= set(held)
     # No GPU is two jobs' at once.
     by_gpu: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for row in found["held"]:
+    for row in found["allocations"]:
         span = (row["start_s"], row["end_s"] or float("inf"))
         by_gpu.setdefault((row["node"], row["gpu"]), []).append(span)
     for spans in by_gpu.values():
@@ -167,7 +167,7 @@ def test_prologs_keep_the_map_of_gpus(ran: Ran) -> None:
 
 
 def test_a_node_that_was_drained_was_up_before(ran: Ran) -> None:
-    found = rows(list(commands(ran.cluster).batches()))["nodes"]
+    found = rows(list(commands(ran.cluster).read_batches()))["nodes"]
     assert {row["node"] for row in found} == set(NODES)
     assert {(row["gpus"], row["gpu_kind"]) for row in found} == {(GPUS_PER_NODE, "a100")}
     fourth = sorted((row for row in found if row["node"] == "n4"), key=lambda row: row["since_s"])
@@ -177,8 +177,8 @@ def test_a_node_that_was_drained_was_up_before(ran: Ran) -> None:
 
 
 def test_the_rest_daemon_tells_the_same(ran: Ran) -> None:
-    asked = rows(list(source(str(ran.cluster.rest_socket), Asked()).batches()))
-    told = rows(list(commands(ran.cluster).batches()))
+    asked = rows(list(open_source(str(ran.cluster.rest_socket), SourceOptions()).read_batches()))
+    told = rows(list(commands(ran.cluster).read_batches()))
     there, here = _by_name(asked), _by_name(told)
     names = ("state", "start_s", "end_s", "submit_s", "gpus", "gpu_kind", "nodes", "number", "team")
     for key, row in there.items():
@@ -194,12 +194,12 @@ def test_files_of_what_was_printed_tell_the_same(ran: Ran, tmp_path: Path) -> No
     document = ran.cluster.call("sacct", "-aD", "--json", "-S", "1970-01-01")
     (tmp_path / "sacct.json").write_text(document)
     assert json.loads(document)["jobs"]
-    live = _by_name(rows(list(commands(ran.cluster).batches())))
+    live = _by_name(rows(list(commands(ran.cluster).read_batches())))
     names = ("state", "start_s", "end_s", "submit_s", "eligible_s", "gpus", "nodes", "cpus",
              "memory_peak", "memory_asked", "limit_s", "work")  # fmt: skip
     for name in ("sacct.txt", "sacct.json"):
-        asked = Asked(options={"zone": zone})
-        read = _by_name(rows(list(source(str(tmp_path / name), asked).batches())))
+        asked = SourceOptions(kind_options={"zone": zone})
+        read = _by_name(rows(list(open_source(str(tmp_path / name), asked).read_batches())))
         assert len(read) >= 10
         for key, row in read.items():
             assert {n: row[n] for n in names} == {n: live[key][n] for n in names}, (name, key)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from meshwright.spec.layout.kinds import ORDERS
+from meshwright.spec.layout.choices import AXIS_ORDERS
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.ranks import (
-    Mesh,
-    coordinate,
-    expert_coordinate,
-    expert_mesh_shape,
-    group_of,
-    groups,
-    mesh_shape,
-    pipelines_agree,
+    MeshShape,
+    get_coordinate,
+    get_expert_coordinate,
+    get_expert_mesh_shape,
+    get_mesh_shape,
+    get_process_group,
+    has_matching_expert_stages,
+    list_process_groups,
 )
 
 pytestmark = pytest.mark.real
@@ -62,7 +62,7 @@ def generators(layout: Layout) -> tuple[Any, Any]:
         tp=layout.tp, ep=1, dp=layout.dp, pp=layout.pp, cp=layout.cp, order=layout.order
     )  # fmt: skip
     expert = make(
-        tp=layout.experts_tp, ep=layout.ep, dp=layout.expert_dp, pp=layout.pp, cp=1,
+        tp=layout.effective_expert_tp, ep=layout.ep, dp=layout.expert_dp, pp=layout.pp, cp=1,
         order=layout.order,
     )  # fmt: skip
     return dense, expert
@@ -78,24 +78,29 @@ def expert_words(token: str) -> str:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_groups_equal_megatron_for_every_order(sizes: tuple[Any, ...]) -> None:
-    for order in sorted(ORDERS):
+    for order in sorted(AXIS_ORDERS):
         layout = layout_of(sizes, order)
         dense, expert = generators(layout)
         for token in DENSE:
-            assert as_lists(groups(layout, token)) == dense.get_ranks(token), (order, token)
+            assert as_lists(list_process_groups(layout, token)) == dense.get_ranks(token), (
+                order,
+                token,
+            )
         for token in EXPERT:
-            if token == "pp" and not pipelines_agree(layout):
+            if token == "pp" and not has_matching_expert_stages(layout):
                 continue  # Megatron refuses these layouts; ours takes pp from the dense part
-            found = as_lists(groups(layout, expert_words(token)))
+            found = as_lists(list_process_groups(layout, expert_words(token)))
             assert found == expert.get_ranks(token), (order, token)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_pipelines_agree_as_megatron_demands(sizes: tuple[Any, ...]) -> None:
-    for order in sorted(ORDERS):
+    for order in sorted(AXIS_ORDERS):
         layout = layout_of(sizes, order)
         dense, expert = generators(layout)
-        assert pipelines_agree(layout) is (dense.get_ranks("pp") == expert.get_ranks("pp"))
+        assert has_matching_expert_stages(layout) is (
+            dense.get_ranks("pp") == expert.get_ranks("pp")
+        )
 
 
 def test_embedding_groups_equal_megatron() -> None:
@@ -103,10 +108,10 @@ def test_embedding_groups_equal_megatron() -> None:
     for pp in (1, 2, 5):
         layout = Layout(tp=2, dp=3, pp=pp)
         lines = generators(layout)[0].get_ranks("pp")
-        assert as_lists(groups(layout, "embedding")) == [
+        assert as_lists(list_process_groups(layout, "embedding")) == [
             state.default_embedding_ranks(line) for line in lines
         ]
-        assert as_lists(groups(layout, "position_embedding")) == [
+        assert as_lists(list_process_groups(layout, "position_embedding")) == [
             state.default_position_embedding_ranks(line) for line in lines
         ]
 
@@ -127,7 +132,7 @@ def fake_world(rank: int, size: int) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def device_mesh(shape: Mesh) -> Any:
+def device_mesh(shape: MeshShape) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", shape.sizes, mesh_dim_names=shape.names)
@@ -135,14 +140,17 @@ def device_mesh(shape: Mesh) -> Any:
 
 def cases(count: int) -> list[tuple[tuple[Any, ...], str]]:
     """Pick orders at random, the same ones each time, and every size in turn."""
-    orders = random.Random(7).choices(sorted(ORDERS), k=count)
+    orders = random.Random(7).choices(sorted(AXIS_ORDERS), k=count)
     return [(SIZES[at % len(SIZES)], order) for at, order in enumerate(orders)]
 
 
 @pytest.mark.parametrize(("sizes", "order"), cases(24), ids=str)
 def test_coordinates_and_groups_equal_the_device_mesh(sizes: tuple[Any, ...], order: str) -> None:
     layout = layout_of(sizes, order)
-    parts = ((mesh_shape(layout), coordinate), (expert_mesh_shape(layout), expert_coordinate))
+    parts = (
+        (get_mesh_shape(layout), get_coordinate),
+        (get_expert_mesh_shape(layout), get_expert_coordinate),
+    )
     for shape, place_of in parts:
         for rank in {0, layout.gpus // 2, layout.gpus - 1}:
             with fake_world(rank, layout.gpus) as dist:
@@ -150,18 +158,18 @@ def test_coordinates_and_groups_equal_the_device_mesh(sizes: tuple[Any, ...], or
                 place = place_of(layout, rank)
                 assert tuple(mesh.get_coordinate()) == tuple(getattr(place, n) for n in shape.names)
                 for name in shape.names:
-                    if name == "pp" and not pipelines_agree(layout):
+                    if name == "pp" and not has_matching_expert_stages(layout):
                         continue
                     members = dist.get_process_group_ranks(mesh.get_group(name))
-                    assert list(group_of(layout, rank, name)) == members, name
+                    assert list(get_process_group(layout, rank, name)) == members, name
 
 
 def test_all_ranks_of_a_large_layout_equal_the_device_mesh() -> None:
     layout = Layout(tp=8, cp=2, dp=16, pp=4)
     with fake_world(0, layout.gpus):
-        mesh = device_mesh(mesh_shape(layout)).mesh
+        mesh = device_mesh(get_mesh_shape(layout)).mesh
         for rank in range(layout.gpus):
-            place = coordinate(layout, rank)
+            place = get_coordinate(layout, rank)
             assert int(mesh[place.pp, place.dp, place.cp, place.tp]) == rank
 
 
@@ -177,16 +185,16 @@ def test_all_ranks_of_a_large_layout_equal_the_device_mesh() -> None:
 def test_hybrid_sharding_equals_the_device_mesh(layout: Layout, sharded: tuple[str, ...]) -> None:
     for rank in range(0, layout.gpus, 5):
         with fake_world(rank, layout.gpus):
-            mesh = device_mesh(mesh_shape(layout))
+            mesh = device_mesh(get_mesh_shape(layout))
             flat = mesh[sharded].mesh.flatten().tolist()
-            assert list(group_of(layout, rank, "shard")) == flat
+            assert list(get_process_group(layout, rank, "shard")) == flat
 
 
 @pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "dp-cp-tp-ep-pp"])
 def test_a_rank_joins_the_groups_that_megatron_creates_for_it(order: str) -> None:
     state = megatron()
     layout = Layout(tp=2, cp=2, dp=4, pp=2, ep=2, expert_tp=2, order=order)
-    assert pipelines_agree(layout)
+    assert has_matching_expert_stages(layout)
     for rank in (0, 5, layout.gpus // 2, layout.gpus - 1):
         with fake_world(rank, layout.gpus) as dist:
             state.initialize_model_parallel(
@@ -194,7 +202,7 @@ def test_a_rank_joins_the_groups_that_megatron_creates_for_it(order: str) -> Non
                 context_parallel_size=layout.cp,
                 pipeline_model_parallel_size=layout.pp,
                 expert_model_parallel_size=layout.ep,
-                expert_tensor_parallel_size=layout.experts_tp,
+                expert_tensor_parallel_size=layout.effective_expert_tp,
                 order=order,
                 create_gloo_process_groups=False,
             )
@@ -213,5 +221,5 @@ def test_a_rank_joins_the_groups_that_megatron_creates_for_it(order: str) -> Non
             }
             for words, group in created.items():
                 members = dist.get_process_group_ranks(group)
-                assert list(group_of(layout, rank, words)) == members, words
+                assert list(get_process_group(layout, rank, words)) == members, words
             state.destroy_model_parallel()

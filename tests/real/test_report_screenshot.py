@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.main import main
+from meshwright.cli import main
 from tests.real.drawn import drawn
 
 pytestmark = pytest.mark.real
 
 COMPUTE, COMMUNICATION = (76, 120, 168), (245, 133, 24)
-"""Colours of the light page (`cli/report/style.css`)."""
+"""Colours of the light page (`cli/render/style.css`)."""
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.spec.catalog import model, models
+from meshwright.spec.catalog import get_model, list_models
 from meshwright.spec.model import Model, count_parameters
-from meshwright.spec.model.huggingface import families, read_config, write_config
+from meshwright.spec.model.huggingface import list_model_types, read_config, write_config
 
 torch = pytest.importorskip("torch", reason="needs torch to build models on the meta device")
 transformers = pytest.importorskip("transformers", reason="needs transformers as the reference")
@@ -43,21 +43,21 @@ def _built(config: Any) -> int:
 def _ours(described: Model) -> set[int]:
     """Return our count, with and without the balancing biases that transformers may buffer."""
     balance = sum(
-        layers * block.mlp.vectors()
-        for block, layers in described.block_counts()
+        layers * block.mlp.count_vector_parameters()
+        for block, layers in described.count_layers_by_block()
         if block.mlp is not None
     )
     total = count_parameters(described).total
     return {total, total - balance}
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", list_models())
 def test_written_config_builds_a_model_of_our_count(name: str) -> None:
-    config = transformers.AutoConfig.for_model(**_known(write_config(model(name))))
-    assert _built(config) in _ours(model(name))
+    config = transformers.AutoConfig.for_model(**_known(write_config(get_model(name))))
+    assert _built(config) in _ours(get_model(name))
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", list_model_types())
 def test_class_defaults_build_a_model_of_our_count(family: str) -> None:
     try:
         described = read_config({"model_type": family})

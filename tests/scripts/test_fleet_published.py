@@ -1,15 +1,18 @@
 """The page of published statistics of clusters."""
 
-from meshwright.observe.fleet.published import Row
+from meshwright.fleet.validation import StatisticComparison
 from scripts.fleet_published import page
 
 ROWS = [
-    Row(name="philly.philly_sia_csv.rows", published=100, ours=100.5, difference=0.005,
-        agrees=True, how="rows", basis="trace"),
-    Row(name="reliability.x.y", published=2, ours=3, difference=0.5, agrees=False, why="rounded"),
-    Row(name="philly.published_row.job_num", published=9, ours=8, difference=-0.1, basis="other",
-        why="a copy"),
-    Row(name="sia_published.a", published=1, why="a simulation"),
+    StatisticComparison(name="philly.philly_sia_csv.rows", published=100, ours=100.5,
+    difference=0.005,
+        agrees=True, method="rows", basis="trace"),
+    StatisticComparison(name="reliability.x.y", published=2, ours=3, difference=0.5, agrees=False,
+    reason="rounded"),
+    StatisticComparison(name="philly.published_row.job_num", published=9, ours=8, difference=-0.1,
+    basis="other",
+        reason="a copy"),
+    StatisticComparison(name="sia_published.a", published=1, reason="a simulation"),
 ]  # fmt: skip
 
 

@@ -14,14 +14,14 @@ def _rows(loss: float, steps: int = 2 * WIDTH) -> list[dict[str, float | int | N
     rows: list[dict[str, float | int | None]] = [
         {"step": step, "loss": loss} for step in range(1, steps + 1)
     ]
-    return [*rows, {"step": steps, "held_out_loss": 2 * loss}]
+    return [*rows, {"step": steps, "eval_loss": 2 * loss}]
 
 
 def test_losses_that_were_no_numbers_are_left_out() -> None:
     rows: list[dict[str, float | None]] = [
         {"step": 1, "loss": None},
         {"step": 2, "loss": 3.0},
-        {"step": 2, "save_s": 1},
+        {"step": 2, "checkpoint_s": 1},
     ]
     run = run_of("a", rows)
     assert run.trained == [(2, 3.0)]

@@ -4,32 +4,34 @@ from typing import Any
 
 import pytest
 
-from meshwright.predict.plan.measured import Measured, measured
-from meshwright.predict.published import Scored, read_rows, score
-from meshwright.predict.software import MEGATRON
+from meshwright.predict.plan.answer.measured_setups import MeasuredSetups, load_measured_setups
+from meshwright.predict.training_run.training_framework import MEGATRON
+from meshwright.predict.validation.training import ScoredRun, read_runs, score_runs
 from meshwright.spec import Layout
 from scripts.measured_setups import EDGES, RUNS, TABLE, orders, setups, text
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Any]:
-    return read_rows(RUNS)
+    return read_runs(RUNS)
 
 
-def one(predicted: float, measured_s: float, tp: int, key: str = "a", source: str = "s") -> Scored:
-    return Scored(
+def one(
+    predicted: float, measured_s: float, tp: int, key: str = "a", source: str = "s"
+) -> ScoredRun:
+    return ScoredRun(
         id="x", source=source, gpu="g", grade="A", moe=False, predicted_step_s=predicted,
         measured_step_s=measured_s, setup=(Layout(tp=tp), MEGATRON), layout_key=(key,),
     )  # fmt: skip
 
 
 def test_the_shipped_setups_are_those_of_the_rows(rows: list[Any]) -> None:
-    assert measured().setups == setups(rows), "run python -m scripts.measured_setups"
+    assert load_measured_setups().setups == setups(rows), "run python -m scripts.measured_setups"
 
 
 @pytest.mark.slow
 def test_the_shipped_file_is_current(rows: list[Any]) -> None:
-    wanted = text(Measured(order=orders(score(rows)), setups=setups(rows)))
+    wanted = text(MeasuredSetups(order=orders(score_runs(rows)), setups=setups(rows)))
     assert TABLE.read_text() == wanted, "run python -m scripts.measured_setups"
 
 

@@ -1,11 +1,11 @@
-"""The sizes script: rooms and the lines of a change."""
+"""The sizes script: packages and the lines of a change."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from scripts.sizes import change, lines_of, per_room, room
+from scripts.sizes import change, count_per_package, find_package, lines_of
 
 
 @pytest.mark.parametrize(
@@ -16,16 +16,16 @@ from scripts.sizes import change, lines_of, per_room, room
         ("tests/spec/test_model.py", "tests"),
     ],
 )
-def test_a_file_belongs_to_a_room(path: str, expected: str) -> None:
-    assert room(path) == expected
+def test_a_file_belongs_to_a_package(path: str, expected: str) -> None:
+    assert find_package(path) == expected
 
 
-def test_lines_are_counted_per_room(tmp_path: Path) -> None:
+def test_lines_are_counted_per_package(tmp_path: Path) -> None:
     spec = tmp_path / "src" / "meshwright" / "spec"
     spec.mkdir(parents=True)
     (spec / "a.py").write_text("one\ntwo\n")
     (spec / "b.py").write_text("one\n")
-    assert per_room(lines_of(tmp_path).items()) == {"spec": (2, 3)}
+    assert count_per_package(lines_of(tmp_path).items()) == {"spec": (2, 3)}
 
 
 def test_a_change_counts_edited_and_new_files(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from meshwright.spec.units import (
     format_bytes,
     format_count,
     format_flops,
+    format_quantity,
+    format_ranks,
     format_rate,
     format_seconds,
-    format_some,
     parse_bytes,
     parse_count,
     parse_number,
@@ -156,9 +157,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
      (0.999999, "1 GPU"), (1.5, "1.5 GPUs")],
 )  # fmt: skip
 def test_what_is_counted_has_the_number_of_its_count(value: float, text: str) -> None:
-    assert format_some(value, "GPU") == text
+    assert format_quantity(value, "GPU") == text
 
 
 def test_a_plural_may_be_any() -> None:
-    assert format_some(1.0, "request/s", "requests/s") == "1 request/s"
-    assert format_some(4.0, "request/s", "requests/s") == "4 requests/s"
+    assert format_quantity(1.0, "request/s", "requests/s") == "1 request/s"
+    assert format_quantity(4.0, "request/s", "requests/s") == "4 requests/s"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], ""), ([3], "3"), ([2, 1], "1, 2"), ([1, 2, 3, 7], "1–3, 7"), ([4, 2, 0], "0, 2, 4")],
+)
+def test_ranks_are_written_as_runs(ranks: list[int], text: str) -> None:
+    assert format_ranks(ranks) == text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, Problem
-from meshwright.timeline import Coded, Kind, Timeline
+from meshwright.timeline import DictionaryColumn, SpanKind, Timeline
 
 
 def spans(**changes: Any) -> dict[str, Any]:
@@ -45,17 +45,17 @@ def test_numpy_arrays_of_any_integer_type_are_taken() -> None:
 
 def test_arrow_arrays_are_taken() -> None:
     chunked = pa.chunked_array([["a"], ["b", "a"]])
-    assert made(name=chunked).strings("name").values == ("a", "b")
+    assert made(name=chunked).string_column("name").values == ("a", "b")
 
 
 def test_one_value_stands_for_all_rows() -> None:
     timeline = made(rank=3, lane="stream 7")
     assert timeline.ranks == (3,)
-    assert timeline.strings("lane").values == ("stream 7",)
+    assert timeline.string_column("lane").values == ("stream 7",)
 
 
 def test_coded_strings_are_taken_as_they_are() -> None:
-    name = Coded(np.array([1, 0, 1]), ["x", "y"])
+    name = DictionaryColumn(np.array([1, 0, 1]), ["x", "y"])
     assert made(name=name).spans.column("name").to_pylist() == ["y", "x", "y"]
 
 
@@ -68,7 +68,7 @@ def test_minus_one_is_no_value_in_optional_columns() -> None:
 def test_none_is_no_value_in_optional_columns() -> None:
     timeline = made(layer=[None, 2, None], group=["tp", None, None])
     assert timeline.column("layer").tolist() == [-1, 2, -1]
-    assert timeline.strings("group").codes.tolist() == [0, -1, -1]
+    assert timeline.string_column("group").codes.tolist() == [0, -1, -1]
 
 
 def test_whole_floats_are_taken_exactly() -> None:
@@ -77,7 +77,7 @@ def test_whole_floats_are_taken_exactly() -> None:
 
 def test_optional_columns_that_were_not_given_read_as_no_value() -> None:
     assert made().column("bytes").tolist() == [-1, -1, -1]
-    assert made().strings("dtype").codes.tolist() == [-1, -1, -1]
+    assert made().string_column("dtype").codes.tolist() == [-1, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,11 @@ def test_optional_columns_that_were_not_given_read_as_no_value() -> None:
         ({"name": ["a", None, "b"]}, "spans.name: 1 rows have no value"),
         ({"name": ["a", 5, "b"]}, "not text"),
         ({"name": ["a", "\ud800", "b"]}, "not text"),
-        ({"name": Coded(np.array([0, 2, 0]), ["x"])}, "code 2 at row 1 is outside the 1 values"),
-        ({"name": Coded(np.array([0.0, 0.0, 0.0]), ["x"])}, "give integer codes"),
+        (
+            {"name": DictionaryColumn(np.array([0, 2, 0]), ["x"])},
+            "code 2 at row 1 is outside the 1 values",
+        ),
+        ({"name": DictionaryColumn(np.array([0.0, 0.0, 0.0]), ["x"])}, "give integer codes"),
         ({"kind": "computing"}, "did you mean compute"),
         ({"extra": ["{}", "[1]", None]}, "is not a JSON object"),
         ({"name": ["a", "b"]}, "unequal lengths: rank 3, start_ns 3, duration_ns 3, name 2"),
@@ -150,5 +153,5 @@ def test_any_input_makes_a_timeline_or_is_refused(columns: dict[str, Any]) -> No
     assert all(problem.fix for problem in problems)
     if problems:
         return
-    assert set(timeline.strings("kind").values) <= set(Kind)
+    assert set(timeline.string_column("kind").values) <= set(SpanKind)
     assert (timeline.column("duration_ns") >= 0).all()

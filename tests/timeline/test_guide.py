@@ -22,11 +22,11 @@ def test_examples_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_query_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     duckdb = pytest.importorskip("duckdb")
-    from meshwright.timeline import Timeline, write
+    from meshwright.timeline import Timeline, write_timeline
 
     (tmp_path / "run").mkdir()
     columns = {"rank": 0, "start_ns": [0], "duration_ns": 2_000_000, "kind": "wait", "name": "x"}
-    write(
+    write_timeline(
         Timeline.from_columns(columns | {"group": "tp"}, source="measured"),
         tmp_path / "run/timeline",
     )

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from meshwright import timeline
-from meshwright.timeline.schema import COUNTER_COLUMNS, SPAN_COLUMNS, Kind
+from meshwright.timeline.schema import COUNTER_COLUMNS, SPAN_COLUMNS, SpanKind
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "timeline.md"
 
@@ -18,7 +18,7 @@ def test_every_column_is_in_the_guide() -> None:
 
 def test_every_kind_is_in_the_guide() -> None:
     text = GUIDE.read_text(encoding="utf-8")
-    assert [kind for kind in Kind if f"`{kind.value}`" not in text] == []
+    assert [kind for kind in SpanKind if f"`{kind.value}`" not in text] == []
 
 
 def test_numbers_that_are_times_or_sizes_say_their_unit() -> None:
@@ -33,6 +33,6 @@ def test_every_exported_name_loads() -> None:
 
 
 def test_importing_the_room_loads_neither_numpy_nor_arrow() -> None:
-    code = "import sys, meshwright.timeline as t; t.Kind; print(*sys.modules)"
+    code = "import sys, meshwright.timeline as t; t.SpanKind; print(*sys.modules)"
     fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"numpy", "pyarrow", "pandas"} & set(fresh.stdout.split())

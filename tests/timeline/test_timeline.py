@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.timeline import Coded, Kind, Source, Timeline
+from meshwright.timeline import DictionaryColumn, SpanKind, Timeline, TimelineSource
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_ranks_are_those_of_spans_and_counters(timeline: Timeline) -> None:
 
 
 def test_empty_timeline_answers(timeline: Timeline) -> None:
-    empty = Timeline.empty(Source.SIMULATED)
+    empty = Timeline.empty(TimelineSource.SIMULATED)
     assert (empty.num_spans, empty.ranks, empty.extent_ns) == (0, (), (0, 0))
-    assert empty.select(ranks=[1], window_ns=(0, 5), kinds=[Kind.HOST]).num_spans == 0
+    assert empty.select(ranks=[1], window_ns=(0, 5), kinds=[SpanKind.HOST]).num_spans == 0
 
 
 def test_select_by_rank_keeps_its_spans_and_counters(timeline: Timeline) -> None:
@@ -56,7 +56,7 @@ def test_select_by_rank_keeps_its_spans_and_counters(timeline: Timeline) -> None
 
 
 def test_select_by_kind(timeline: Timeline) -> None:
-    assert names(timeline.select(kinds=[Kind.COMPUTE])) == ["a", "a"]
+    assert names(timeline.select(kinds=[SpanKind.COMPUTE])) == ["a", "a"]
 
 
 def test_select_by_window_keeps_what_touches_it(timeline: Timeline) -> None:
@@ -86,11 +86,11 @@ def test_string_column_is_not_read_as_numbers_nor_numbers_as_strings(timeline: T
     with pytest.raises(InputError, match=r"use strings\('name'\)"):
         timeline.column("name")
     with pytest.raises(InputError, match=r"use column\('rank'\)"):
-        timeline.strings("rank")
+        timeline.string_column("rank")
 
 
 def test_by_rank_parts_keep_order_and_make_the_whole(timeline: Timeline) -> None:
-    parts = list(timeline.by_rank())
+    parts = list(timeline.split_by_rank())
     assert [names(part) for part in parts] == [["b", "a"], ["a", "c"], []]
     assert Timeline.concat(parts).num_spans == 4
 
@@ -109,7 +109,7 @@ def test_concat_fills_columns_that_only_some_have(timeline: Timeline) -> None:
 
 def test_concat_refuses_simulated_with_measured(timeline: Timeline) -> None:
     with pytest.raises(InputError, match="cannot join measured and simulated"):
-        Timeline.concat([timeline, Timeline.empty(Source.SIMULATED)])
+        Timeline.concat([timeline, Timeline.empty(TimelineSource.SIMULATED)])
 
 
 def test_equal_whatever_the_encoding() -> None:
@@ -118,5 +118,5 @@ def test_equal_whatever_the_encoding() -> None:
         return Timeline.from_columns(columns, source="simulated")
 
     plain = made(["x", "y"])
-    assert plain.equals(made(Coded(np.array([1, 0]), ["y", "x"])))
+    assert plain.equals(made(DictionaryColumn(np.array([1, 0]), ["y", "x"])))
     assert not plain.equals(made(["x", "x"]))

@@ -19,18 +19,22 @@ from typing import Literal, get_args
 
 from msgspec.structs import replace
 
-from meshwright.predict.network import fabric
-from meshwright.predict.network.fabric import Correction, corrections, kinds
-from meshwright.predict.published.collectives import (
-    Row,
-    Scored,
-    Summary,
-    grouped,
-    read_rows,
-    score,
-    summary,
+from meshwright.predict.network import link_corrections
+from meshwright.predict.network.link_corrections import (
+    LinkCorrection,
+    get_link_kinds,
+    load_corrections,
 )
-from meshwright.predict.published.collectives.summary import MIB
+from meshwright.predict.validation.collectives import (
+    CollectiveErrorSummary,
+    Row,
+    ScoredCollective,
+    read_sweep_rows,
+    score_collectives,
+    summarize_collectives,
+    summarize_group,
+)
+from meshwright.predict.validation.collectives.collective_summary import MIB
 from validation.collectives.pack import RUNS
 from validation.collectives.samples import Sample, Table, price_s, rescored, samples
 
@@ -44,7 +48,7 @@ _EFFICIENCIES = (0.04, 1.25)
 _LEAST_US = 0.5
 """Delays below this are alike."""
 By = Literal["system", "source"]
-TABLE = Path(fabric.__file__).with_name("fabrics.toml")
+TABLE = Path(link_corrections.__file__).with_name("fabrics.toml")
 
 
 def loss(group: Sequence[Sample], table: Table) -> float:
@@ -62,9 +66,9 @@ class Fitter:
 
     def __init__(self, start: Table) -> None:
         self.start = start
-        self.known: dict[tuple[object, ...], Correction] = {}
+        self.known: dict[tuple[object, ...], LinkCorrection] = {}
 
-    def fitted(self, data: Sequence[Sample]) -> dict[str, Correction]:
+    def fitted(self, data: Sequence[Sample]) -> dict[str, LinkCorrection]:
         """Return the constants that fit the samples best.
 
         Each kind is fitted twice: first from NCCL's own figures, then from what the other kinds
@@ -92,8 +96,8 @@ class Fitter:
 
     def _best(
         self, name: str, group: Sequence[Sample], table: Table, expected_us: float
-    ) -> Correction:
-        used = {kinds(sample.place)[0] for sample in group} - {name}
+    ) -> LinkCorrection:
+        used = {get_link_kinds(sample.place)[0] for sample in group} - {name}
         beneath = tuple((kind, table[kind].delay_us, table[kind].efficiency) for kind in used)
         key = name, expected_us, tuple(sample.number for sample in group), beneath
         if key not in self.known:
@@ -101,7 +105,7 @@ class Fitter:
         return self.known[key]
 
 
-def _kin(name: str, table: Table) -> list[Correction]:
+def _kin(name: str, table: Table) -> list[LinkCorrection]:
     """Return the other kinds with rows: fast links for a fast link, networks for a network."""
     fast = table[name].per == "call"
     found = (value for other, value in table.items() if other != name and value.rows)
@@ -114,7 +118,7 @@ def _expected_us(name: str, table: Table) -> float:
     return float(round(geometric_mean(max(_LEAST_US, delay) for delay in alike))) if alike else 0.0
 
 
-def _unseen(name: str, table: Table) -> Correction:
+def _unseen(name: str, table: Table) -> LinkCorrection:
     """Return what is to be expected of a network that no row is about."""
     kin = _kin(name, table)
     hops = [max(_LEAST_US, value.delay_us) for value in kin if value.per == "hop"]
@@ -124,7 +128,7 @@ def _unseen(name: str, table: Table) -> Correction:
     return replace(table[name], per="hop", delay_us=geometric_mean(hops), efficiency=share)
 
 
-def _best(name: str, group: Sequence[Sample], table: Table, expected_us: float) -> Correction:
+def _best(name: str, group: Sequence[Sample], table: Table, expected_us: float) -> LinkCorrection:
     """Search one kind's two constants by turns, on ever finer grids."""
     now = replace(table[name], rows=len(group))
 
@@ -149,12 +153,14 @@ def _around(middle: float, reach: float, floor: float) -> list[float]:
     return sorted({max(floor, middle + reach * (step / 12 - 1)) for step in range(25)})
 
 
-def held_out(rows: Sequence[Row], start: Table, by: By, parts: int | None = None) -> list[Scored]:
+def held_out(
+    rows: Sequence[Row], start: Table, by: By, parts: int | None = None
+) -> list[ScoredCollective]:
     """Return errors on systems (or sources) by constants that never saw them.
 
     Each is left out alone, or with others in one of so many parts.
     """
-    data = samples(rows, score(rows))
+    data = samples(rows, score_collectives(rows))
     fitter = Fitter(start)
     part_of = _parts(data, by, parts)
     result = []
@@ -201,7 +207,7 @@ def as_toml(table: Table, old: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def markdown(found: Summary) -> str:
+def markdown(found: CollectiveErrorSummary) -> str:
     """Write errors as a table."""
     lines = [
         "| rows of | ≥ 1 MiB | median error | < 1 MiB | median error | within 25 % |",
@@ -221,9 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, default=RUNS, help="rows in the format of the data")
     parser.add_argument("--write", action="store_true", help="fit all rows, write fabrics.toml")
     given = parser.parse_args(arguments)
-    rows = read_rows(given.runs)
-    start = corrections()
-    data = samples(rows, score(rows))
+    rows = read_sweep_rows(given.runs)
+    start = load_corrections()
+    data = samples(rows, score_collectives(rows))
     table = Fitter(start).fitted(data)
     if given.write:
         TABLE.write_text(as_toml(table, TABLE.read_text(encoding="utf-8")), encoding="utf-8")
@@ -233,11 +239,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"  ({value.rows} rows)\n"
         )
     everything = [rescored(sample, table) for sample in data]
-    large = grouped(everything).large_median or 0.0
-    small = grouped(everything).small_median or 0.0
+    large = summarize_group(everything).large_median or 0.0
+    small = summarize_group(everything).small_median or 0.0
     sys.stdout.write(f"all rows: {large:.1%} from {MIB} bytes on, {small:.1%} below\n")
     for by in get_args(By):
-        found = summary(held_out(rows, start, by))
+        found = summarize_collectives(held_out(rows, start, by))
         sys.stdout.write(f"\neach {by} left out in turn\n\n{markdown(found)}\n")
     return 0
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshwright.predict.published.collectives import packed, read_rows
+from meshwright.predict.validation.collectives import pack_sweeps, read_sweep_rows
 
 RUNS = Path(__file__).with_name("runs.json")
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Pack a list of rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("file", type=Path)
-    sys.stdout.write(packed(read_rows(parser.parse_args(arguments).file)))
+    sys.stdout.write(pack_sweeps(read_sweep_rows(parser.parse_args(arguments).file)))
     return 0
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from meshwright.predict.network.collective import OPS
-from meshwright.predict.network.fabric import corrections
-from meshwright.predict.published.collectives import (
-    Group,
-    Scored,
-    Summary,
-    compare,
-    grouped,
-    read_log,
-    read_rows,
-    score,
-    summary,
+from meshwright.predict.network.collective_cost import OPS
+from meshwright.predict.network.link_corrections import load_corrections
+from meshwright.predict.validation.collectives import (
+    CollectiveErrorGroup,
+    CollectiveErrorSummary,
+    ScoredCollective,
+    compare_tuning_log,
+    read_sweep_rows,
+    read_tuning_log,
+    score_collectives,
+    summarize_collectives,
+    summarize_group,
 )
 from validation.collectives.fit import By, held_out, markdown
 from validation.collectives.pack import RUNS
@@ -44,7 +44,7 @@ def constants() -> str:
         "| kind of link | `delay_us` | where it falls | `efficiency` | rows fitted |",
         "| --- | ---: | --- | ---: | ---: |",
     ]
-    for name, value in corrections().items():
+    for name, value in load_corrections().items():
         where = _WHERE[value.per] if value.delay_us else "–"
         stand_in = f"none: as {value.like}" if value.like else "none: NCCL's own figures"
         rows = str(value.rows) if value.rows else stand_in
@@ -57,20 +57,20 @@ def left_out() -> str:
     lines = [
         "| constants fitted to | ≥ 1 MiB | < 1 MiB | within 25 % |",
         "| --- | ---: | ---: | ---: |",
-        _line("all rows", grouped(_scored())),
+        _line("all rows", summarize_group(_scored())),
     ]
-    lines += [_line(f"all other {by}s", grouped(_held_out(by))) for by in get_args(By)]
+    lines += [_line(f"all other {by}s", summarize_group(_held_out(by))) for by in get_args(By)]
     return "\n".join(lines)
 
 
-def _line(name: str, group: Group) -> str:
+def _line(name: str, group: CollectiveErrorGroup) -> str:
     large, small = group.large_median or 0.0, group.small_median or 0.0
     return f"| {name} | {large:.1%} | {small:.1%} | {group.within_25:.0%} |"
 
 
 def left_out_by(by: By) -> str:
     """Write the errors on systems (or sources) left out, by kind of link and by collective."""
-    return markdown(summary(_held_out(by)))
+    return markdown(summarize_collectives(_held_out(by)))
 
 
 def errors() -> str:
@@ -80,8 +80,10 @@ def errors() -> str:
 
 def beside() -> str:
     """Write the errors of what is no collective of NCCL, and how much of NCCL's log is repeated."""
-    log = compare(read_log(LOG))
-    experts = [row for row in score(read_rows(RUNS)) if row.collective.startswith("ep_")]
+    log = compare_tuning_log(read_tuning_log(LOG))
+    experts = [
+        row for row in score_collectives(read_sweep_rows(RUNS)) if row.collective.startswith("ep_")
+    ]
     off = [abs(row.error) for row in experts if row.error is not None]
     return "\n".join(
         [
@@ -94,21 +96,23 @@ def beside() -> str:
 
 
 @cache
-def _summed() -> Summary:
-    return summary(_scored())
+def _summed() -> CollectiveErrorSummary:
+    return summarize_collectives(_scored())
 
 
 @cache
-def _scored() -> list[Scored]:
+def _scored() -> list[ScoredCollective]:
     """Return the rows of NCCL's collectives: those that the constants are about."""
     return [
-        row for row in score(read_rows(RUNS)) if row.collective in OPS and row.error is not None
+        row
+        for row in score_collectives(read_sweep_rows(RUNS))
+        if row.collective in OPS and row.error is not None
     ]
 
 
 @cache
-def _held_out(by: By) -> list[Scored]:
-    return held_out(read_rows(RUNS), corrections(), by)
+def _held_out(by: By) -> list[ScoredCollective]:
+    return held_out(read_sweep_rows(RUNS), load_corrections(), by)
 
 
 def renewed(page: str) -> str:

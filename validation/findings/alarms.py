@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.observe.findings import find
-from meshwright.observe.findings.registry import LEAST_SHARE
-from meshwright.observe.findings.stepping import CHANGE_LEAST, change, outliers
+from meshwright.observe.findings import find_inefficiencies
+from meshwright.observe.findings.job.step_variation import MIN_STEP_TIME_CHANGE
+from meshwright.observe.findings.pattern import MIN_GPU_SHARE
+from meshwright.observe.statistics.change_points import find_change_point, find_outliers
 from validation.findings.clean_jobs import clean_job
 from validation.findings.scores import names_of
 
@@ -64,18 +65,20 @@ def step_alarms(runs: int = 1000, numbers: Iterable[int] = STEPS) -> Iterator[Al
 
 def has_outliers(times: Floats) -> bool:
     """Whether the detector would tell of outliers."""
-    excess = (times[outliers(times)] - np.median(times)).sum()
-    return bool(excess >= LEAST_SHARE * times.sum())
+    excess = (times[find_outliers(times)] - np.median(times)).sum()
+    return bool(excess >= MIN_GPU_SHARE * times.sum())
 
 
 def _has_changed(times: Floats) -> bool:
     """Whether the detector would tell of a change: only a lasting rise counts."""
-    found = change(times)
+    found = find_change_point(times)
     if found is None:
         return False
     before, after = np.median(times[: found[0]]), np.median(times[found[0] :])
     cost = (after - before) * (times.size - found[0])
-    return bool(after >= (1 + CHANGE_LEAST) * before and cost >= LEAST_SHARE * times.sum())
+    return bool(
+        after >= (1 + MIN_STEP_TIME_CHANGE) * before and cost >= MIN_GPU_SHARE * times.sum()
+    )
 
 
 KERNEL_NOISES: dict[str, Callable[[np.random.Generator], float]] = {
@@ -93,5 +96,5 @@ def job_alarms(seeds: Iterable[int], ranks: int, noise: str) -> Counter[str]:
     told: Counter[str] = Counter()
     for seed in seeds:
         job = clean_job(ranks=ranks, steps=10, seed=seed, vary=KERNEL_NOISES[noise])
-        told.update(names_of(find(job)))
+        told.update(names_of(find_inefficiencies(job)))
     return told

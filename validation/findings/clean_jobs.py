@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.observe.analyze.spans import COMMUNICATION, COMPUTE, device_spans
-from meshwright.predict.run import Run
-from meshwright.predict.simulate import simulate_step
+from meshwright.observe.analyze.spans.device_spans import find_device_spans
+from meshwright.observe.analyze.spans.intervals import COMMUNICATION, COMPUTE
+from meshwright.predict.event_sim.step_simulation import simulate_step
+from meshwright.predict.training_run.training_run import TrainingRun
 from meshwright.spec import catalog
+from meshwright.spec.job_spec import JobSpec
 from meshwright.spec.layout import Layout, ScheduleKind
-from meshwright.spec.model import Model, gpt
-from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.model import Model, build_gpt
+from meshwright.spec.workload import TrainingWorkload
 from meshwright.timeline.timeline import Timeline
 
 H100 = (
@@ -128,20 +129,22 @@ def clean_job(
     return [_timeline(own, first_rank + rank) for rank, own in enumerate(rows)]
 
 
-def run_of(model: Model, schedule: ScheduleKind, *, batch: int, pp: int = 1, dp: int = 1) -> Run:
+def run_of(
+    model: Model, schedule: ScheduleKind, *, batch: int, pp: int = 1, dp: int = 1
+) -> TrainingRun:
     """A training run of sequences of 4096 tokens on H100s."""
-    step = Training(tokens=4096 * batch, sequence_length=4096, global_batch=batch)
+    step = TrainingWorkload(tokens=4096 * batch, sequence_length=4096, global_batch=batch)
     layout = Layout(pp=pp, dp=dp, schedule=schedule)
-    cluster = catalog.cluster("h100-superpod").with_gpus(8)
-    return Run(Work(model=model, cluster=cluster, layout=layout, workload=step))
+    cluster = catalog.get_cluster("h100-superpod").with_gpus(8)
+    return TrainingRun(JobSpec(model=model, cluster=cluster, layout=layout, workload=step))
 
 
 def _simulated() -> tuple[list[tuple[str, int]], list[tuple[int, int]]]:
     """Kernels of a simulated step with their lengths, and after which of them buckets start."""
-    model = gpt("small", layers=8, hidden=2048, heads=16, vocab=8192)
-    drawn = simulate_step(run_of(model, "1f1b", batch=16, dp=8)).timeline()
-    part = next(iter(drawn.by_rank()))
-    spans = device_spans(part)
+    model = build_gpt("small", layers=8, hidden=2048, heads=16, vocab=8192)
+    drawn = simulate_step(run_of(model, "1f1b", batch=16, dp=8)).build_timeline()
+    part = next(iter(drawn.split_by_rank()))
+    spans = find_device_spans(part)
     kernels, ends = [], []
     for at in np.flatnonzero(spans.kind == COMPUTE).tolist():
         name = spans.names[spans.name[at]]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshwright.observe.findings.registry import RANK_PATTERNS
+from meshwright.observe.findings.job.job_registry import RANK_PATTERNS
 from meshwright.timeline.timeline import Timeline
 from validation.findings.planting import Planter, Work
 from validation.findings.ways import (
@@ -47,7 +47,7 @@ class Fault(NamedTuple):
 def planted(part: Timeline, name: str, times: float, seed: int) -> tuple[Timeline, int]:
     """A timeline with a fault that costs `times` the least share that its pattern tells."""
     planter = Planter(part, seed)
-    least = RANK_PATTERNS[name][0].least_share
+    least = RANK_PATTERNS[name][0].min_cost
     wanted = min(0.6, times * least)
     # The fault makes the window longer: x / (window + x) is the share.
     cost = round(planter.window_ns * wanted / (1 - wanted))
@@ -58,21 +58,21 @@ def planted(part: Timeline, name: str, times: float, seed: int) -> tuple[Timelin
 _CHAIN = 6
 FAULTS: dict[str, Fault] = {
     "launch-bound": Fault(crawl),
-    "late-host": Fault(stalls(8, host("train.py(10): preprocess", "python_function"))),
+    "host-bound": Fault(stalls(8, host("train.py(10): preprocess", "python_function"))),
     "tiny-kernels": Fault(tiny),
-    "queued-work-waits": Fault(hold),
+    "queued-kernel-delay": Fault(hold),
     "profiler-overhead": Fault(stalls(8, host("Buffer Flush", "overhead", 0.9))),
     "item-sync": Fault(waits("aten::item", "aten::_local_scalar_dense")),
     "nonzero-sync": Fault(waits("aten::nonzero")),
     "blocking-copy": Fault(waits("aten::to", "aten::_to_copy", "aten::copy_")),
-    "explicit-synchronise": Fault(waits()),
+    "explicit-synchronize": Fault(waits()),
     "data-loader-stall": Fault(
         stalls(8, host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"))
     ),
     "recompilation": Fault(
         stalls(8, host("_compile.compile_inner (dynamo_timed)", "user_annotation"))
     ),
-    "warm-up-included": Fault(
+    "warmup-in-profile": Fault(
         stalls(3, host("_compile.compile_inner (dynamo_timed)", "user_annotation"), last=0.3),
         ("step-outliers",),
     ),
@@ -84,13 +84,13 @@ FAULTS: dict[str, Fault] = {
         stalls(12, host("cudaFree", "cuda_runtime", 0.5), host("cudaMalloc", "cuda_runtime", 0.5))
     ),
     "pageable-copy": Fault(inserts(copies("Memcpy HtoD (Pageable -> Device)"))),
-    "input-copy-not-overlapped": Fault(inserts(copies("Memcpy HtoD (Pinned -> Device)"))),
-    "output-copy-exposed": Fault(inserts(copies("Memcpy DtoH (Device -> Pinned)"))),
+    "h2d-copy-not-overlapped": Fault(inserts(copies("Memcpy HtoD (Pinned -> Device)"))),
+    "d2h-copy-exposed": Fault(inserts(copies("Memcpy DtoH (Device -> Pinned)"))),
     "host-round-trip": Fault(
-        round_trip, ("input-copy-not-overlapped", "output-copy-exposed", "queued-work-waits")
+        round_trip, ("h2d-copy-not-overlapped", "d2h-copy-exposed", "queued-kernel-delay")
     ),
-    "fill-storm": Fault(fills),
-    "tensor-copies": Fault(inserts(copies("Memcpy DtoD (Device -> Device)"))),
+    "many-memsets": Fault(fills),
+    "device-to-device-copies": Fault(inserts(copies("Memcpy DtoD (Device -> Device)"))),
     "unfused-optimizer": Fault(
         inserts(kernels(_EW, 60), of_cost=2 / 3, around=_OPTIMIZER, number=28)
     ),
@@ -104,10 +104,10 @@ FAULTS: dict[str, Fault] = {
             around=_OPTIMIZER,
         )
     ),
-    "fp32-products": Fault(
+    "fp32-gemms": Fault(
         inserts(kernels("cutlass_80_simt_sgemm_128x128_8x4_nn_align1"), of_cost=1 / 2)
     ),
-    "unaligned-products": Fault(
+    "misaligned-gemms": Fault(
         inserts(
             kernels(
                 "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>"
@@ -115,11 +115,11 @@ FAULTS: dict[str, Fault] = {
             of_cost=1 / 2,
         )
     ),
-    "underfilled-device": Fault(
+    "small-grid": Fault(
         inserts(kernels("void decode_kernel<bf16>()", extra='{"blocks per SM": 0.2}'), of_cost=0.8)
     ),
     "unfused-elementwise": Fault(inserts(kernels(_EW, _CHAIN), of_cost=1 - 1 / _CHAIN)),
-    "casts": Fault(
+    "dtype-casts": Fault(
         inserts(
             kernels(
                 "void at::native::vectorized_elementwise_kernel<4, at::native::"
@@ -180,9 +180,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "buffer-broadcast": Fault(inserts(collectives("broadcast"), number=24)),
     "barrier-in-loop": Fault(waits("c10d::barrier")),
-    "communication-slows-compute": Fault(slowed),
-    "step-outliers": Fault(outlier, ("late-host",), 10),
-    "step-time-change": Fault(change, ("late-host",), 20),
+    "communication-contention": Fault(slowed),
+    "step-outliers": Fault(outlier, ("host-bound",), 10),
+    "step-time-change": Fault(change, ("host-bound",), 20),
     "kernels-slow-down": Fault(slow_down, ("step-time-change",), 20),
     "memory-fragmentation": Fault(fragments),
 }

@@ -10,28 +10,31 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from meshwright.observe.findings import Pattern, patterns
-from meshwright.observe.findings.frameworks import REMEDIES
+from meshwright.observe.findings import Pattern, list_patterns
+from meshwright.observe.findings.frameworks import FRAMEWORK_REMEDIES
 from validation.findings.run import NEW, PatternRow, Result, Row, read_result
 from validation.findings.scores import Score
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "analyze" / "findings.md"
+_ACRONYMS = {"gemm": "GEMM"}
 
 
 def pattern_tables() -> str:
     """One table for each family."""
     parts = []
-    for family, own in groupby(patterns(), key=lambda pattern: pattern.family):
+    for family, own in groupby(list_patterns(), key=lambda pattern: pattern.family):
         rows = (
-            (f"`{one.name}`", one.title, one.detected, one.cost, _remedies(one),
-             f"{100 * one.least_share:.0f} %")
+            (f"`{one.name}`", one.title, one.rule, one.cost_basis, _remedies(one),
+             f"{100 * one.min_cost:.0f} %")
             for one in own
         )  # fmt: skip
         head = ("pattern", "what", "detected by", "cost", "remedy", "told from")
-        parts.append(f"### {family.capitalize()}\n\n{_table(head, rows, right=1)}")
+        parts.append(
+            f"### {_ACRONYMS.get(family, family.capitalize())}\n\n{_table(head, rows, right=1)}"
+        )
     settings = (
         (framework, f"`{name}`", remedy)
-        for framework, own in REMEDIES.items()
+        for framework, own in FRAMEWORK_REMEDIES.items()
         for name, remedy in own.items()
     )
     columns = ("framework", "pattern", "remedy")
@@ -41,7 +44,7 @@ def pattern_tables() -> str:
 
 def _remedies(pattern: Pattern) -> str:
     """The remedy, and what replaces it elsewhere."""
-    others = (("without training", pattern.serving), ("on AMD", pattern.rocm))
+    others = (("without training", pattern.serving_remedy), ("on AMD", pattern.rocm_remedy))
     more = (f"*{where}*: {remedy}" for where, remedy in others if remedy)
     return "<br>".join((pattern.remedy, *more))
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from meshwright.observe.analyze.spans import DeviceSpans
-from meshwright.observe.analyze.steps import counted, launch_rows
+from meshwright.observe.analyze.spans.analysis_extent import select_counted_spans
+from meshwright.observe.analyze.spans.intervals import DeviceSpans
+from meshwright.observe.analyze.spans.steps import find_launch_rows
 from meshwright.timeline.timeline import Timeline
 from validation.findings.clean_jobs import DEFAULTS
 
@@ -45,7 +46,7 @@ class Planter:
         self.random = np.random.default_rng(seed)
         self.columns: dict[str, list[Any]] = {}
         for name in _STRINGS:
-            coded = part.strings(name)
+            coded = part.string_column(name)
             words = [*coded.values, None]
             self.columns[name] = [words[code] for code in coded.codes.tolist()]
         self.start = part.column("start_ns").copy()
@@ -54,9 +55,9 @@ class Planter:
         self.others = {name: part.column(name).tolist() for name in ("flow_in", "bytes")}
         self.opening: dict[int, int] = {}
         self.added: list[dict[str, Any]] = []
-        spans = counted(part)
+        spans = select_counted_spans(part)
         self.window_ns = spans.window_ns[1] - spans.window_ns[0]
-        launch = launch_rows(part, spans)
+        launch = find_launch_rows(part, spans)
         lanes = np.bincount(spans.lane[spans.kind == 0], (spans.end - spans.start)[spans.kind == 0])
         plain = (launch >= 0) & (spans.kind == 0) & (spans.lane == int(lanes.argmax()))
         plain &= self._clear(launch) & _quiet(spans)
@@ -87,7 +88,7 @@ class Planter:
         for row, name in enumerate(self.columns["name"]):
             if name.startswith("Optimizer.step#"):
                 clear &= (begun < self.start[row]) | (begun > self.start[row] + self.length[row])
-        lane, end = self.part.strings("lane").codes, self.start + self.length
+        lane, end = self.part.string_column("lane").codes, self.start + self.length
         outer = np.array(
             [
                 row

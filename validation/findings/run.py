@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.observe.findings import patterns
-from meshwright.timeline.readers.traces import read_each
+from meshwright.observe.findings import list_patterns
+from meshwright.timeline.readers.trace_folder import iter_timelines
 from meshwright.timeline.timeline import Timeline
 from validation.findings.alarms import KERNEL_NOISES, Alarms, job_alarms, step_alarms
 from validation.findings.clean_jobs import clean_job
@@ -116,7 +116,7 @@ def measure(traces: Path, tell: Callable[[Trial], None]) -> Result:
         patterns=tuple(
             PatternRow(one.name, score(faults, one.name), score(by_hand, one.name),
                        _costs(one.name, faults))
-            for one in patterns()
+            for one in list_patterns()
         ),
         steps=tuple(step_alarms()),
         jobs=tuple(
@@ -146,7 +146,7 @@ def _simulated() -> Iterator[tuple[str, list[Trial]]]:
 
 
 def _first(path: Path) -> Timeline:
-    return next(iter(read_each(path)))
+    return next(iter(iter_timelines(path)))
 
 
 def _costs(name: str, trials: list[Trial]) -> Costs | None:

@@ -2,8 +2,8 @@
 
 A pattern that is told and not there is a *false alarm*, unless it is allowed in that trial: what
 the base shows by itself at half of the least share that is told or more, what the planted fault is
-by its nature as well, what is told as a consequence of a pattern that is there (`Finding.follows`),
-and what a label leaves open. A pattern that is there and not told is
+by its nature as well, what is told as a consequence of a pattern that is there
+(`Finding.explained_by`), and what a label leaves open. A pattern that is there and not told is
 *missed*.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshwright.observe.finding import Finding
-from meshwright.observe.findings import patterns
+from meshwright.observe.findings import list_patterns
 
 
 class Trial(NamedTuple):
@@ -64,7 +64,7 @@ class Score(NamedTuple):
 
 def score(trials: Iterable[Trial], *names: str) -> Score:
     """Count some patterns over trials; all where none is named."""
-    wanted = frozenset(names or (pattern.name for pattern in patterns()))
+    wanted = frozenset(names or (pattern.name for pattern in list_patterns()))
     true = false = missed = 0
     for trial in trials:
         true += len(trial.truth & trial.found & wanted)
@@ -82,7 +82,7 @@ def trial(
 ) -> Trial:
     """A trial by what was told; consequences of what is there are allowed."""
     there = frozenset(truth)
-    follows = frozenset(one.name for one in found if one.follows in there)
+    follows = frozenset(one.name for one in found if one.explained_by in there)
     return Trial(where, there, frozenset(allowed) | follows, names_of(found), cost)
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import DamagedFile
-from meshwright.observe.findings import Rank, find
-from meshwright.observe.findings.registry import RANK_PATTERNS
-from meshwright.predict.simulate import simulate_step
+from meshwright.observe.findings import RankContext, find_inefficiencies
+from meshwright.observe.findings.job.job_registry import RANK_PATTERNS
+from meshwright.predict.event_sim.step_simulation import simulate_step
 from meshwright.spec.layout import ScheduleKind
-from meshwright.spec.model import gpt
-from meshwright.timeline.readers.traces import read_each
+from meshwright.spec.model import build_gpt
+from meshwright.timeline.readers.trace_folder import iter_timelines
 from meshwright.timeline.timeline import Timeline
 from validation.findings.clean_jobs import clean_job, run_of
 from validation.findings.faults import FAULTS, planted
@@ -22,37 +22,37 @@ LABELS = Path(__file__).parent / "labels.toml"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 TIMES = (1.5, 3.0)
 """Faults cost so many times the least share that is told."""
-WAITS = ("item-sync", "nonzero-sync", "blocking-copy", "explicit-synchronise", "barrier-in-loop")
-_EQUAL_STAGES = gpt("equal", layers=48, hidden=4096, heads=32, vocab=8)
+WAITS = ("item-sync", "nonzero-sync", "blocking-copy", "explicit-synchronize", "barrier-in-loop")
+_EQUAL_STAGES = build_gpt("equal", layers=48, hidden=4096, heads=32, vocab=8)
 
 
 def planted_trials(where: str, base: Timeline, seeds: Iterable[int]) -> Iterator[Trial]:
     """Every fault in one base, at several sizes; and the base itself."""
-    own = names_of(find([base]))
+    own = names_of(find_inefficiencies([base]))
     yield Trial(where, frozenset(), own, own)
     own |= near(base)
-    steps = sum(name.startswith("ProfilerStep") for name in base.strings("name").values)
+    steps = sum(name.startswith("ProfilerStep") for name in base.string_column("name").values)
     for name, fault in FAULTS.items():
         if name in own or steps < fault.least_steps or not _fits(name, base, where):
             continue
         for seed in seeds:
             for factor in TIMES:
                 part, cost = planted(base, name, factor, seed)
-                found = find([part])
+                found = find_inefficiencies([part])
                 told = next((one.gpu_share for one in found if one.name == name), None)
-                costs = None if told is None else (cost / Rank(part).window_ns, told)
+                costs = None if told is None else (cost / RankContext(part).window_ns, told)
                 yield trial(where, {name}, own | set(fault.also), found, costs)
 
 
 def near(part: Timeline) -> frozenset[str]:
     """Patterns that a timeline shows at half of what is told: a fault may lift them over it."""
-    rank = Rank(part)
+    rank = RankContext(part)
     return frozenset(
         name
         for name, (pattern, detector) in RANK_PATTERNS.items()
         if (hit := detector(rank)) is not None
         and hit.cost_ns is not None
-        and hit.cost_ns >= 0.5 * pattern.least_share * rank.window_ns
+        and hit.cost_ns >= 0.5 * pattern.min_cost * rank.window_ns
     )
 
 
@@ -60,17 +60,17 @@ def _fits(name: str, base: Timeline, where: str) -> bool:
     """Whether a fault can be planted in a base at all."""
     if where == "simulated":
         return True
-    if name in ("slow-attention-backend", "fp32-products"):
+    if name in ("slow-attention-backend", "fp32-gemms"):
         return '"computeMajor":9' in base.metadata.get("devices", "").replace(" ", "")
     if name in WAITS:
         return bool(Planter(base).ahead.sum() >= 20)
     # These change what is there, by the layout of the simulated job.
-    return name not in ("communication-slows-compute", "memory-fragmentation", "fp32-reduction")
+    return name not in ("communication-contention", "memory-fragmentation", "fp32-reduction")
 
 
 def job_trials(seeds: Iterable[int]) -> Iterator[Trial]:
     """Faults that only several ranks show, in simulated jobs; and clean ones."""
-    hidden = ("exposed-all-reduce", "late-host")
+    hidden = ("exposed-all-reduce", "host-bound")
     for seed in seeds:
         yield _job("", (), seed)
         for slow in (1.05, 1.2):
@@ -84,7 +84,7 @@ def job_trials(seeds: Iterable[int]) -> Iterator[Trial]:
         )  # fmt: skip
         for late in (2_500_000, 10_000_000):
             yield _job(
-                "straggler-late-host", hidden, seed,
+                "straggler-host-bound", hidden, seed,
                 pause=lambda rank, _, by=late: by if rank == 3 else 0,
             )  # fmt: skip
             yield _job(
@@ -102,7 +102,7 @@ def job_trials(seeds: Iterable[int]) -> Iterator[Trial]:
             load=lambda rank: 2.0 if rank == 1 else 1.0,
         )  # fmt: skip
         yield _job(
-            "other-kernels", ("straggler-slow-kernels", "straggler-more-work", *hidden), seed,
+            "kernel-mismatch", ("straggler-slow-kernels", "straggler-more-work", *hidden), seed,
             compute=lambda rank, _: 1.15 if rank == 3 else 1.0,
             rename=lambda rank, name: f"fallback_{name}" if rank == 3 else name,
         )  # fmt: skip
@@ -111,7 +111,7 @@ def job_trials(seeds: Iterable[int]) -> Iterator[Trial]:
 
 
 def _job(name: str, allowed: tuple[str, ...], seed: int, **how: Any) -> Trial:
-    found = find(clean_job(ranks=4, seed=seed, **how))
+    found = find_inefficiencies(clean_job(ranks=4, seed=seed, **how))
     return trial("simulated", {name} - {""}, allowed, found)
 
 
@@ -133,7 +133,7 @@ def _slow_link(allowed: tuple[str, ...], seed: int) -> Trial:
             transfer=slower,
         )
     ]  # fmt: skip
-    return trial("simulated", {"slow-link"}, allowed, find(parts))
+    return trial("simulated", {"slow-link"}, allowed, find_inefficiencies(parts))
 
 
 def _pipelines(seed: int) -> Iterator[Trial]:
@@ -144,8 +144,10 @@ def _pipelines(seed: int) -> Iterator[Trial]:
         run = run_of(_EQUAL_STAGES, kind, batch=batch, pp=4)
         step = simulate_step(run, jitter_cv=0.02, seed=seed)
         truth = {"pipeline-bubble"} if there else set()
-        allowed = {"exposed-send-receive", "late-host"}
-        yield trial("simulated", truth, allowed, find(step.timeline().by_rank()))
+        allowed = {"exposed-send-receive", "host-bound"}
+        yield trial(
+            "simulated", truth, allowed, find_inefficiencies(step.build_timeline().split_by_rank())
+        )
 
 
 def labels() -> list[dict[str, Any]]:
@@ -161,8 +163,10 @@ def labelled_trials(folder: Path, which: str) -> Iterator[Trial]:
             continue
         parts: list[Timeline] = []
         try:
-            parts.extend(read_each(folder / label["path"]))
+            parts.extend(iter_timelines(folder / label["path"]))
         except DamagedFile as damage:
-            if not parts and isinstance(damage.kept, Timeline):
-                parts.append(damage.kept)
-        yield trial(label["path"], label["present"], label.get("open", ()), find(parts))
+            if not parts and isinstance(damage.readable, Timeline):
+                parts.append(damage.readable)
+        yield trial(
+            label["path"], label["present"], label.get("open", ()), find_inefficiencies(parts)
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from meshwright.observe.fleet.patterns import patterns
+from meshwright.fleet.patterns import list_patterns
 from validation.fleet_patterns.run import Result, Row, read_result
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "fleet-patterns.md"
@@ -20,8 +20,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "fleet-patterns.
 def pattern_tables() -> str:
     """One table for each family."""
     parts = []
-    for family, own in groupby(patterns(), key=lambda one: one.family):
-        rows = ((f"`{one.name}`", one.title, one.detected, one.cost, one.remedy, one.owner)
+    for family, own in groupby(list_patterns(), key=lambda one: one.family):
+        rows = ((f"`{one.name}`", one.title, one.rule, one.cost_basis, one.remedy, one.owner)
                 for one in own)  # fmt: skip
         head = ("pattern", "what", "detected by", "cost", "remedy", "owner")
         parts.append(f"### {family.capitalize()}\n\n{_table(head, rows)}")

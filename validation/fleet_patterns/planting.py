@@ -62,7 +62,7 @@ def finished(world: World) -> None:
     world.label("finished-but-held", [world.job(slot)], hours=hours_of(slot, tail))
 
 
-@plants("gpus-held-idle")
+@plants("idle-allocation")
 def held_idle(world: World) -> None:
     """Work, long pauses, work."""
     slot = placed(world, int(world.rng.choice([1, 2, 8])), between(world, 500, 1500))
@@ -73,17 +73,17 @@ def held_idle(world: World) -> None:
         length = min(length, slot.minutes - at - 100)
         still(world, slot, at, at + length)
         idle, at = idle + length, at + length + int(between(world, 60, 300))
-    world.label("gpus-held-idle", [world.job(slot)], hours=hours_of(slot, idle))
+    world.label("idle-allocation", [world.job(slot)], hours=hours_of(slot, idle))
 
 
-@plants("notebook-hoarding")
+@plants("idle-notebook")
 def hoarding(world: World) -> None:
     """A notebook left open over nights."""
     slot = placed(world, int(world.rng.choice([1, 2, 4])), between(world, 900, 2500))
     run(world, slot, Work(active=0.4, tensor=0.1, memory=0.3, noise=0.3))
     for at in range(60, slot.minutes - 40, 480):
         still(world, slot, at, min(at + int(between(world, 240, 450)), slot.minutes - 10))
-    world.label("notebook-hoarding", [world.job(slot, interactive=True, name="jupyter")])
+    world.label("idle-notebook", [world.job(slot, interactive=True, name="jupyter")])
 
 
 @plants("some-gpus-unused")
@@ -114,14 +114,14 @@ def hung(world: World) -> None:
     world.label("hung-job", [world.job(slot, state="timeout")], hours=hours_of(slot, tail))
 
 
-@plants("launch-bound")
+@plants("low-sm-activity")
 def launch_bound(world: World) -> None:
     """Kernels too small for the chip."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 400, 1500), kind=H100)
     run(world, slot, Work(active=between(world, 0.8, 0.99), sms=between(world, 0.05, 0.3),
                           tensor=between(world, 0.01, 0.1), dram=0.1, nvlink=5e9,
                           memory=between(world, 0.25, 0.9)))  # fmt: skip
-    world.label("launch-bound", [world.job(slot)])
+    world.label("low-sm-activity", [world.job(slot)])
 
 
 @plants("low-tensor-activity")
@@ -134,32 +134,32 @@ def low_tensor(world: World) -> None:
     world.label("low-tensor-activity", [world.job(slot)])
 
 
-@plants("gpu-too-powerful")
+@plants("mig-candidate")
 def too_powerful(world: World) -> None:
     """A small model on a large GPU."""
     slot = placed(world, 1, between(world, 400, 2000))
     run(world, slot, Work(active=between(world, 0.03, 0.22), sms=0.05, tensor=0.01, dram=0.03,
                           memory=between(world, 0.03, 0.13), noise=0.15))  # fmt: skip
-    job = world.job(slot, cpus=between(world, 1, 8), memory_asked=between(world, 8, 30) * GIB)
-    world.label("gpu-too-powerful", [job])
+    job = world.job(slot, cpus=between(world, 1, 8), memory_requested=between(world, 8, 30) * GIB)
+    world.label("mig-candidate", [job])
 
 
-@plants("memory-far-under-request")
+@plants("low-gpu-memory")
 def memory_under(world: World) -> None:
     """A small batch on many GPUs."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 300, 1500))
     run(world, slot, Work(active=between(world, 0.27, 0.53), sms=0.2, tensor=0.04, dram=0.1,
                           memory=between(world, 0.04, 0.22), nvlink=2e9))  # fmt: skip
-    world.label("memory-far-under-request", [world.job(slot)])
+    world.label("low-gpu-memory", [world.job(slot)])
 
 
-@plants("low-utilisation")
-def low_utilisation(world: World) -> None:
+@plants("low-utilization")
+def low_utilization(world: World) -> None:
     """Waiting for nobody knows what."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 450, 1500))
     run(world, slot, Work(active=between(world, 0.05, 0.28), sms=0.15, tensor=0.03, dram=0.1,
                           memory=between(world, 0.3, 0.9), noise=0.3, nvlink=1e9))  # fmt: skip
-    world.label("low-utilisation", [world.job(slot)])
+    world.label("low-utilization", [world.job(slot)])
 
 
 @plants("uneven-memory")
@@ -184,7 +184,7 @@ def uneven_work(world: World) -> None:
     world.label("uneven-work", [world.job(slot)])
 
 
-@plants("slower-since")
+@plants("lasting-slowdown")
 def slower(world: World) -> None:
     """Something takes a part of the speed at one moment."""
     slot = placed(world, 8, between(world, 500, 1500), kind=H100)
@@ -195,7 +195,7 @@ def slower(world: World) -> None:
     for name in ("tensor_active", "sm_active", "dram_active", "nvlink_tx"):
         world.samples[name][slot.rows, span] *= part
     lost = hours_of(slot, slot.minutes - at) * (1 - part)
-    world.label("slower-since", [world.job(slot)], hours=lost)
+    world.label("lasting-slowdown", [world.job(slot)], hours=lost)
 
 
 def _waiting(world: World, gpus: int, work: Work) -> tuple[Slot, float]:
@@ -303,7 +303,7 @@ def memory_over(world: World) -> None:
     slot = placed(world, int(world.rng.choice([1, 2])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e9))
     asked = 2048 * GIB * between(world, 0.28, 0.9)
-    number = world.job(slot, memory_asked=asked, memory_peak=asked * between(world, 0.02, 0.35))
+    number = world.job(slot, memory_requested=asked, memory_peak=asked * between(world, 0.02, 0.35))
     world.label("host-memory-over-requested", [number])
 
 
@@ -327,5 +327,5 @@ def limit_over(world: World) -> None:
     for _ in range(int(world.rng.integers(6, 12))):
         slot = placed(world, 1, between(world, 20, 0.25 * limit / 60))
         run(world, slot, Work())
-        found.append(world.job(slot, user=user, name="sweep", limit_s=limit))
+        found.append(world.job(slot, user=user, name="sweep", time_limit_s=limit))
     world.label("time-limit-far-over", found)

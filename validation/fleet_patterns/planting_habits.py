@@ -34,7 +34,7 @@ def requeue_storm(world: World) -> None:
     world.label("requeue-storm", [number])
 
 
-@plants("recurring-mistake")
+@plants("repeated-error")
 def mistake(world: World) -> None:
     """The same exit code in many scripts."""
     user, found = f"m{int(world.rng.integers(99))}", []
@@ -43,7 +43,7 @@ def mistake(world: World) -> None:
         slot = placed(world, 4, between(world, 2, 12))
         run(world, slot, Work(start=2, nvlink=1e9))
         found.append(world.job(slot, user=user, name=f"try-{at}", state="failed", exit_code=code))
-    world.label("recurring-mistake", found)
+    world.label("repeated-error", found)
 
 
 @plants("out-of-memory-again")
@@ -54,7 +54,7 @@ def out_of_memory(world: World) -> None:
         slot = placed(world, 4, between(world, 40, 200))
         run(world, slot, Work(nvlink=1e9))
         found.append(world.job(slot, user=user, name="vit", state="out_of_memory",
-                               memory_asked=64 * GIB, memory_peak=64 * GIB))  # fmt: skip
+                               memory_requested=64 * GIB, memory_peak=64 * GIB))  # fmt: skip
     world.label("out-of-memory-again", found)
 
 
@@ -66,12 +66,14 @@ def hits_limit(world: World) -> None:
     for _ in range(int(world.rng.integers(3, 6))):
         slot = placed(world, 4, limit)
         run(world, slot, Work(nvlink=1e10))
-        found.append(world.job(slot, user=user, name="long", state="timeout", limit_s=limit * 60.0))
+        found.append(
+            world.job(slot, user=user, name="long", state="timeout", time_limit_s=limit * 60.0)
+        )
         hours += hours_of(slot, limit)
     world.label("always-hits-time-limit", found, hours=hours)
 
 
-@plants("swarm-of-short-jobs")
+@plants("short-job-swarm")
 def swarm(world: World) -> None:
     """A job for each of a hundred small tasks."""
     found = []
@@ -81,7 +83,7 @@ def swarm(world: World) -> None:
         row = world.jobs[-1]
         row["end_s"] = row["start_s"] + between(world, 20, 90)
         world.held[-1]["end_s"] = row["end_s"]
-    world.label("swarm-of-short-jobs", found)
+    world.label("short-job-swarm", found)
 
 
 @plants("bad-checkpoint-interval")

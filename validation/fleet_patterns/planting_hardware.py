@@ -240,14 +240,14 @@ def stray(world: World) -> None:
     world.label("stray-processes", nodes=[node])
 
 
-@plants("spread-over-nodes")
+@plants("spread-job")
 def spread(world: World) -> None:
     """Two GPUs on two nodes."""
     nodes = int(world.rng.choice([2, 4]))
     slot = placed(world, nodes * int(world.rng.choice([1, 2])), between(world, 90, 900),
                   nodes=nodes)  # fmt: skip
     run(world, slot, Work(nvlink=1e9))
-    world.label("spread-over-nodes", [world.job(slot)])
+    world.label("spread-job", [world.job(slot)])
 
 
 def close(world: World, number: int) -> list[int]:
@@ -284,14 +284,14 @@ def fragmentation(world: World) -> None:
     world.label("queue-starved-by-fragmentation", [number])
 
 
-@plants("drain-forgotten")
+@plants("forgotten-drain")
 def forgotten(world: World) -> None:
     """A node set aside and forgotten."""
     node = close(world, 1)[0]
     first = int(between(world, 0, 0.4 * MINUTES))
     world.stand(node, 0, first, "up")
     world.stand(node, first, None, str(world.rng.choice(["down", "draining"])), reason="check PSU")
-    world.label("drain-forgotten", nodes=[node], hours=8 * (MINUTES - first) / 60)
+    world.label("forgotten-drain", nodes=[node], hours=8 * (MINUTES - first) / 60)
 
 
 @plants("reservation-unused")

@@ -13,23 +13,23 @@ _PROFILED = ("sm_active", "tensor_active", "dram_active", "fp64_active", "fp32_a
 
 def without_profiling(tables: Tables) -> dict[str, Any]:
     """No profiling counters on any node, as dcgm-exporter comes."""
-    samples = tables["samples"]
+    samples = tables["gpu_samples"]
     for name in samples.column_names:
         if name.removesuffix("_mean").removesuffix("_max") in _PROFILED:
             blank = pa.nulls(samples.num_rows, pa.float32())
             samples = samples.set_column(samples.column_names.index(name), name, blank)
-    return {**tables, "samples": samples}
+    return {**tables, "gpu_samples": samples}
 
 
 def with_gaps(tables: Tables) -> dict[str, Any]:
     """A third of all windows missing."""
-    kept = np.random.default_rng(1).random(tables["samples"].num_rows) > 1 / 3
-    return {**tables, "samples": tables["samples"].filter(pa.array(kept))}
+    kept = np.random.default_rng(1).random(tables["gpu_samples"].num_rows) > 1 / 3
+    return {**tables, "gpu_samples": tables["gpu_samples"].filter(pa.array(kept))}
 
 
 def without_holders(tables: Tables) -> dict[str, Any]:
     """Nobody recorded which GPU was whose: only jobs with whole nodes are known by GPU."""
-    return {**tables, "held": tables["held"].slice(0, 0)}
+    return {**tables, "allocations": tables["allocations"].slice(0, 0)}
 
 
 def without_progress(tables: Tables) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from meshwright.observe.fleet.patterns import patterns
+from meshwright.fleet.patterns import list_patterns
 from validation.fleet_patterns.bounds import BOUNDS, Tally, tallied
 from validation.fleet_patterns.poorer import POORER
 from validation.fleet_patterns.trials import Counted, Trial, fleet_in, judge, planted, together
@@ -106,7 +106,7 @@ def measured(fleets: int, sound: int, detail: bool = False) -> Result:
         sum(trial.jobs for trial in trials),
         sound,
         sum(trial.jobs for trial in calm),
-        tuple(_row(one.name, counted[one.name], quiet) for one in patterns()),
+        tuple(_row(one.name, counted[one.name], quiet) for one in list_patterns()),
         tuple(Against(bound.pattern, bound.rule, *tallies[bound.pattern]) for bound in BOUNDS),
         tuple(_less(name, own) for name, own in poorer.items()),
     )

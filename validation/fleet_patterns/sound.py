@@ -180,7 +180,7 @@ def chained(world: World) -> None:
             return
         work = Work(nvlink=1e10, save_every=60, save=1)
         run(world, slot, work)
-        number = world.job(slot, user=user, name="chain", state="timeout", limit_s=240 * 60.0)
+        number = world.job(slot, user=user, name="chain", state="timeout", time_limit_s=240 * 60.0)
         trained(world, number, slot, work)
         world.phase(number, "checkpoint", slot.last - 3, slot.last - 2)
 
@@ -241,7 +241,7 @@ def stops_early(world: World) -> None:
         if slot is None:
             return
         run(world, slot, Work(tensor=_between(world, 0.2, 0.4)))
-        world.job(slot, user=user, name="search", limit_s=limit)
+        world.job(slot, user=user, name="search", time_limit_s=limit)
 
 
 SOUND: tuple[tuple[Callable[[World], None], float], ...] = (

@@ -3,13 +3,19 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from meshwright.observe.fleet.patterns import Case, Fleet, cases, fleet_of, patterns
+from meshwright.fleet.patterns import (
+    FleetData,
+    PatternCase,
+    build_fleet_data,
+    find_cases,
+    list_patterns,
+)
 from validation.fleet_patterns import planting_habits, planting_hardware  # noqa: F401
 from validation.fleet_patterns.planting import JOB_FAULTS
 from validation.fleet_patterns.sound import fill
 from validation.fleet_patterns.world import BEGIN_S, MINUTE_S, MINUTES, Label, World
 
-PLANTED_FIRST = ("queue-starved-by-fragmentation", "drain-forgotten", "reservation-unused",
+PLANTED_FIRST = ("queue-starved-by-fragmentation", "forgotten-drain", "reservation-unused",
                  "slow-node")  # fmt: skip
 """These need nodes that are still empty."""
 SOUND_JOBS = 260
@@ -49,39 +55,39 @@ def planted(seed: int, faults: Iterable[str] | None = None, sound: int = SOUND_J
     return world
 
 
-def fleet_in(tables: Mapping[str, Any]) -> Fleet:
+def fleet_in(tables: Mapping[str, Any]) -> FleetData:
     """What detectors see of the tables of a world."""
-    return fleet_of(tables, since_s=BEGIN_S, until_s=BEGIN_S + MINUTES * MINUTE_S)
+    return build_fleet_data(tables, since_s=BEGIN_S, until_s=BEGIN_S + MINUTES * MINUTE_S)
 
 
-def judge(world: World, fleet: Fleet) -> Trial:
+def judge(world: World, fleet: FleetData) -> Trial:
     """Look for every pattern, and compare."""
-    found = cases(fleet)
+    found = find_cases(fleet)
     counted, wrong = {}, []
-    for pattern in patterns():
+    for pattern in list_patterns():
         own = [case for case in found if case.pattern.name == pattern.name]
         labels = [label for label in world.labels if label.pattern == pattern.name]
         allowed = [label for label in world.labels if pattern.name in label.also]
         hit = [label for label in labels if any(_meets(fleet, case, label) for case in own)]
         known = (*labels, *allowed)
         false = [case for case in own if not any(_meets(fleet, case, one) for one in known)]
-        wrong += [f"false {pattern.name}: {'; '.join(case.hit.tell())}" for case in false]
+        wrong += [f"false {pattern.name}: {'; '.join(case.detection.evidence())}" for case in false]
         wrong += [f"missed {pattern.name}: {sorted(label.jobs)[:2]} {sorted(label.nodes)}"
                   for label in labels if label not in hit]  # fmt: skip
         costs = [_ratio(fleet, own, label) for label in hit if label.hours]
         counted[pattern.name] = Counted(
             len(hit), len(false), len(labels) - len(hit), tuple(c for c in costs if c is not None)
         )
-    return Trial(fleet.jobs.number, counted, tuple(wrong))
+    return Trial(fleet.jobs.num_jobs, counted, tuple(wrong))
 
 
-def _meets(fleet: Fleet, case: Case, label: Label) -> bool:
-    jobs = {fleet.jobs.job.at(int(row)) for row in case.hit.jobs}
-    return bool(jobs & label.jobs) or bool(set(case.hit.nodes) & label.nodes)
+def _meets(fleet: FleetData, case: PatternCase, label: Label) -> bool:
+    jobs = {fleet.jobs.job.at(int(row)) for row in case.detection.jobs}
+    return bool(jobs & label.jobs) or bool(set(case.detection.nodes) & label.nodes)
 
 
-def _ratio(fleet: Fleet, own: list[Case], label: Label) -> float | None:
-    hours = [case.hours for case in own if _meets(fleet, case, label)]
+def _ratio(fleet: FleetData, own: list[PatternCase], label: Label) -> float | None:
+    hours = [case.attributed_hours for case in own if _meets(fleet, case, label)]
     known = [one for one in hours if one is not None]
     return sum(known) / label.hours if known and label.hours else None
 

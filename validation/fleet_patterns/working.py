@@ -101,8 +101,8 @@ def _hosts(world: World, slot: Slot, work: Work, length: int) -> None:
             hosts["cpu_util"][node, span] + work.cores * part, 1.0
         )
         hosts["io_wait"][node, span] += work.io_wait * part
-        hosts["read"][node, span] += work.read * part
-        hosts["metadata"][node, span] += work.metadata * part
+        hosts["storage_read"][node, span] += work.read * part
+        hosts["metadata_ops"][node, span] += work.metadata * part
         hosts["memory_used"][node, span] += 0.4 * part * world.kinds[node].host_memory
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from meshwright.observe.fleet.tables import EVENTS, HELD, JOBS, NODES, PROGRESS
+from meshwright.fleet.tables import ALLOCATIONS, EVENTS, JOBS, NODES, PROGRESS
 
 BEGIN_S = 1_790_000_400.0
 DAYS = 4
@@ -22,7 +22,14 @@ GIB = float(2**30)
 METRICS = ("gpu_util", "sm_active", "tensor_active", "dram_active", "fp64_active", "fp32_active",
            "memory_used", "power_w", "temperature_c", "sm_clock_mhz", "pcie_rx",
            "nvlink_tx")  # fmt: skip
-HOST_METRICS = ("cpu_util", "memory_used", "read", "written", "metadata", "io_wait")
+HOST_METRICS = (
+    "cpu_util",
+    "memory_used",
+    "storage_read",
+    "storage_write",
+    "metadata_ops",
+    "io_wait",
+)
 
 
 class Kind(NamedTuple):
@@ -115,7 +122,7 @@ class World:
             self.samples["temperature_c"][row] = rng.uniform(27, 35)
         self.throttle[:] = 1
         self.hosts["cpu_util"] += rng.uniform(0.005, 0.02, (shape[0] // PER_NODE, 1))
-        self.hosts["metadata"] += rng.uniform(1, 10, (shape[0] // PER_NODE, 1))
+        self.hosts["metadata_ops"] += rng.uniform(1, 10, (shape[0] // PER_NODE, 1))
         self.hosts["memory_used"] += 20 * GIB
 
     def kind(self, node: int) -> Kind:
@@ -163,7 +170,7 @@ class World:
         start = self.time_s(slot.first) + float(self.rng.uniform(0, 59))
         end = self.time_s(slot.last) - float(self.rng.uniform(0, 59))
         cpus = float(given.pop("cpus", gpus * kind.cores / PER_NODE * self.rng.uniform(0.5, 1.0)))
-        asked = given.pop("memory_asked", gpus * kind.host_memory / PER_NODE
+        asked = given.pop("memory_requested", gpus * kind.host_memory / PER_NODE
                           * self.rng.uniform(0.4, 1.0))  # fmt: skip
         row: dict[str, Any] = {
             "cluster": "sim", "job": number, "attempt": attempt, "name": f"run-{number}",
@@ -171,10 +178,10 @@ class World:
             "qos": "normal", "state": "completed", "exit_code": 0, "signal": 0,
             "interactive": False, "submit_s": start - float(self.rng.exponential(300)),
             "start_s": start, "end_s": end,
-            "limit_s": (end - start) * float(self.rng.uniform(1.1, 4)),
+            "time_limit_s": (end - start) * float(self.rng.uniform(1.1, 4)),
             "gpus": float(gpus), "gpu_kind": kind.name, "num_nodes": len(slot.places),
             "nodes": [self.names[at] for at in slot.nodes], "cpus": cpus,
-            "memory_asked": float(asked),
+            "memory_requested": float(asked),
             "memory_peak": float(asked * self.rng.uniform(0.35, 0.9)),
             "cpu_s": cpus * (end - start) * float(self.rng.uniform(0.1, 0.7)),
             "seen_s": end,
@@ -184,7 +191,7 @@ class World:
         self.jobs.append(row)
         self.held += [
             {"cluster": "sim", "job": number, "attempt": attempt, "node": self.names[at],
-             "gpu": gpu, "start_s": start, "end_s": end, "share": 1.0, "seen_s": end}
+             "gpu": gpu, "start_s": start, "end_s": end, "gpu_fraction": 1.0, "seen_s": end}
             for at, own in slot.places for gpu in own
         ]  # fmt: skip
         return number
@@ -234,14 +241,14 @@ class World:
         for at, name in enumerate(self.names):
             if name not in told:
                 self.stand(at, 0, None, "up")
-        named = {"jobs": (self.jobs, JOBS), "held": (self.held, HELD),
+        named = {"jobs": (self.jobs, JOBS), "allocations": (self.held, ALLOCATIONS),
                  "nodes": (self.nodes, NODES), "events": (self.events, EVENTS),
                  "progress": (self.progress, PROGRESS)}  # fmt: skip
         found = {
             name: pa.Table.from_pylist(rows, schema=schema)
             for name, (rows, schema) in named.items()
         }
-        found["samples"] = self._rolled()
+        found["gpu_samples"] = self._rolled()
         found["node_samples"] = self._host_rolled()
         return found
 

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from meshwright.predict.cost.calibration import Calibration
 from meshwright.predict.cost.curves import (
     MEMORY_OPS,
     AttentionCurve,
-    Calibration,
+    GemmCurve,
     LaunchCurve,
     MemoryCurve,
     MemoryOp,
-    ProductCurve,
 )
-from meshwright.spec.catalog.hardware import gpus
+from meshwright.spec.catalog.hardware import list_gpus
 from meshwright.spec.cluster import Gpu
-from meshwright.spec.read import plain
+from meshwright.spec.serialization import encode
 from validation.operators import fit, forms, tables
 
 Constants = dict[str, float]
@@ -134,10 +134,10 @@ def _quantised(data: Path, gpu: Gpu, base: Constants, eight: dict[str, Any]) -> 
     return found
 
 
-def _product(device: str, precision: str, fitted: Any) -> ProductCurve:
+def _product(device: str, precision: str, fitted: Any) -> GemmCurve:
     c = fitted.constants
     measured = device in fit.HOPPER and precision in ("fp8-tensorwise", "fp8-rowwise")
-    return ProductCurve(
+    return GemmCurve(
         precision=precision,
         efficiency=_short(c["efficiency"]),
         bandwidth=_short(c["bandwidth"]),
@@ -204,15 +204,15 @@ def _attention(data: Path, gpu: Gpu, hopper: dict[Any, Any]) -> dict[Any, Any]:
 @cache
 def _b200_forward(data: Path) -> float:
     """Return the B200's fitted forward efficiency, which its relatives are compared with."""
-    like = fit.fit_measured_attention(gpus()[H200], "native", "forward").constants
-    fitted = fit.fit_table_attention(data, gpus()["b200-180g-sxm"], like)
+    like = fit.fit_measured_attention(list_gpus()[H200], "native", "forward").constants
+    fitted = fit.fit_table_attention(data, list_gpus()["b200-180g-sxm"], like)
     assert fitted is not None
     return fitted.constants["efficiency"]
 
 
 def _blackwell_backward(start: Constants) -> Constants:
     """Fit backward efficiency and fill to SimuMax's B200 rows of up to 32k tokens."""
-    device = fit.hardware(gpus()["b200-180g-sxm"], "bf16")
+    device = fit.hardware(list_gpus()["b200-180g-sxm"], "bf16")
     rows, times = simumax_attention("b200-180g-sxm", device[0], "backward")
     rows["s"] = times
     rows = tables.pick(rows, (rows["seq"] <= 32768) & (rows["heads"] >= 8))
@@ -348,7 +348,7 @@ def write_toml(built: dict[str, Built]) -> None:
     ]
     for name, device in built.items():
         lines += ["", f"[{name}]"]
-        for key, value in plain(device.calibration).items():
+        for key, value in encode(device.calibration).items():
             if key == "gpu":
                 continue
             if isinstance(value, list):

@@ -14,17 +14,17 @@ import numpy as np
 
 from meshwright.predict.cost import (
     DeviceCosts,
+    apply_sustained_load,
     attention_flops,
     attention_s,
+    build_device_costs,
     bytes_moved,
-    costs_for,
-    grouped_matmul_s,
+    gemm_s,
+    grouped_gemm_s,
     linear_s,
-    matmul_s,
     memory_s,
-    under_load,
 )
-from meshwright.spec.catalog.hardware import gpus
+from meshwright.spec.catalog.hardware import list_gpus
 from validation.operators import tables
 
 Row = tuple[str, int, float, float]
@@ -39,7 +39,7 @@ def score(what: str, predicted: list[float], measured: list[float]) -> Row:
 
 def h200_products() -> Iterator[Row]:
     """Products of the three kinds on an H200, and awkward ones (bf16 fits used serving tables)."""
-    costs = costs_for(gpus()["h200-141g-sxm"])
+    costs = build_device_costs(list_gpus()["h200-141g-sxm"])
     rows = tables.measured()["products"]
     kinds: tuple[tuple[str, str, Callable[[Any], float]], ...] = (
         ("forward", "tn_s", lambda r: linear_s(costs, r["m"], r["n"], r["k"])),
@@ -51,7 +51,7 @@ def h200_products() -> Iterator[Row]:
         (
             "weight gradient, bf16",
             "nt_bf16_s",
-            lambda r: matmul_s(costs, r["n"], r["k"], r["m"], layout="NT", out_bytes=2.0),
+            lambda r: gemm_s(costs, r["n"], r["k"], r["m"], layout="NT", out_bytes=2.0),
         ),
         (
             "weight gradient, added into fp32",
@@ -66,13 +66,13 @@ def h200_products() -> Iterator[Row]:
     plain = [r for r in odd if "op" not in r]
     yield score(
         "H200 awkward sizes",
-        [matmul_s(costs, r["m"], r["n"], r["k"]) for r in plain],
+        [gemm_s(costs, r["m"], r["n"], r["k"]) for r in plain],
         [r["s"] for r in plain],
     )
     batched = [r for r in odd if "op" in r]
     yield score(
         "H200 batched, as in unfused attention",
-        [matmul_s(costs, r["m"], r["n"], r["k"], batch=r["batch"]) for r in batched],
+        [gemm_s(costs, r["m"], r["n"], r["k"], batch=r["batch"]) for r in batched],
         [r["s"] for r in batched],
     )
 
@@ -80,8 +80,8 @@ def h200_products() -> Iterator[Row]:
 def simumax_products() -> Iterator[Row]:
     """SimuMax's training products, measured under lasting load."""
     for name in ("a100-80g-pcie", "b200-180g-sxm"):
-        gpu = gpus()[name]
-        costs = costs_for(gpu)
+        gpu = list_gpus()[name]
+        costs = build_device_costs(gpu)
         table = tables.simumax()[name]["products"]
         rows = [dict(zip(table["fields"], row, strict=True)) for row in table["rows"]]
         for layout in ("TN", "NN", "NT"):
@@ -90,7 +90,7 @@ def simumax_products() -> Iterator[Row]:
             yield score(
                 f"SimuMax {name} {layout}",
                 [
-                    matmul_s(costs, r["m"], r["n"], r["k"], layout=layout, batch=r["batch"])
+                    gemm_s(costs, r["m"], r["n"], r["k"], layout=layout, batch=r["batch"])
                     for r in mine
                 ],
                 [
@@ -105,7 +105,7 @@ def published_attention() -> Iterator[Row]:
     """Figures of the FlashAttention-3 paper for an H100."""
     text = (Path(__file__).parent / "published_attention.json").read_text(encoding="utf-8")
     for row in json.loads(text)["rows"]:
-        costs = costs_for(gpus()[row["gpu"]])
+        costs = build_device_costs(list_gpus()[row["gpu"]])
         heads = 2048 // row["head_dim"]
         predicted, measured = [], []
         for seq, tflops in row["tflops"].items():
@@ -133,7 +133,7 @@ def table_attention(data: Path) -> Iterator[Row]:
         mask = keep(rows) & (rows["seq"] >= 2048) & (rows["heads"] >= 8) & (rows["s"] > 2e-4)
         mask &= (rows["window"] < rows["seq"]) & (rows["head_dim"] <= 128)
         rows = tables.pick(rows, mask)
-        costs = costs_for(gpus()[device])
+        costs = build_device_costs(list_gpus()[device])
         predicted = [_table_attention_s(costs, rows, i) for i in range(len(rows["s"]))]
         yield score(f"{device} {what}", predicted, rows["s"].tolist())
 
@@ -149,7 +149,7 @@ def expert_layers(data: Path) -> Iterator[Row]:
     """TensorRT-LLM's whole expert layer against two grouped products and what lies between."""
     for device in ("h100-80g-sxm", "h200-141g-sxm", "b200-180g-sxm"):
         rows = tables.experts(data, device)
-        costs = costs_for(gpus()[device])
+        costs = build_device_costs(list_gpus()[device])
         for low, high in ((256, 1024), (1024, 2**20)):
             mine = tables.pick(rows, (rows["tokens"] >= low) & (rows["tokens"] < high))
             predicted = []
@@ -159,8 +159,8 @@ def expert_layers(data: Path) -> Iterator[Row]:
                 held, inner, model = int(experts), int(width), int(hidden)
                 total = experts * tokens
                 predicted.append(
-                    grouped_matmul_s(costs, held, tokens, 2 * inner, model)
-                    + grouped_matmul_s(costs, held, tokens, model, inner)
+                    grouped_gemm_s(costs, held, tokens, 2 * inner, model)
+                    + grouped_gemm_s(costs, held, tokens, model, inner)
                     + memory_s(costs, "activation", bytes_moved("activation", 2 * inner * total))
                     + memory_s(costs, "permute", bytes_moved("permute", model * total))
                     + memory_s(costs, "unpermute", bytes_moved("unpermute", model * total))
@@ -173,14 +173,14 @@ def simumax_grouped() -> Iterator[Row]:
     """SimuMax's grouped products: Transformer Engine's, one cuBLAS call per expert."""
     parts = {"fwd": "forward", "bwd_grad_act": "input_gradient", "bwd_grad_w": "weight_gradient"}
     for name in ("a100-80g-pcie", "b200-180g-sxm"):
-        gpu = gpus()[name]
-        costs = costs_for(gpu)
+        gpu = list_gpus()[name]
+        costs = build_device_costs(gpu)
         table = tables.simumax()[name]["grouped"]
         rows = [dict(zip(table["fields"], row, strict=True)) for row in table["rows"]]
         for stage, part in parts.items():
             mine = [r for r in rows if r["stage"] == stage and r["tokens"] >= 512]
             predicted = [
-                grouped_matmul_s(costs, r["experts"], r["tokens"], r["n"], r["k"], part=part)
+                grouped_gemm_s(costs, r["experts"], r["tokens"], r["n"], r["k"], part=part)
                 for r in mine
             ]
             measured = [
@@ -205,8 +205,8 @@ class LayerCheck(NamedTuple):
 
 def layers() -> Iterator[LayerCheck]:
     """Whole decoder layers on an H200, compiled by torch and run in a CUDA graph."""
-    cool = costs_for(gpus()["h200-141g-sxm"])
-    loaded = under_load(cool)
+    cool = build_device_costs(list_gpus()["h200-141g-sxm"])
+    loaded = apply_sustained_load(cool)
     for row in tables.measured()["layers"]:
         parts = _layer_s(loaded, row)
         yield LayerCheck(
@@ -228,7 +228,7 @@ def _layer_s(costs: DeviceCosts, row: dict[str, Any]) -> tuple[float, float, flo
     products = attention = rest = 0.0
     for n, k in (((heads + 2 * kv) * 128, h), (h, heads * 128), (2 * ffn, h), (h, ffn)):
         products += linear_s(costs, m, n, k) + linear_s(costs, m, n, k, part="input_gradient")
-        products += matmul_s(costs, n, k, m, layout="NT", out_bytes=2.0)
+        products += gemm_s(costs, n, k, m, layout="NT", out_bytes=2.0)
     shape = {"batch": 1, "heads": heads, "kv_heads": kv, "head_dim": 128, "seq": m}
     attention += attention_s(costs, **shape) + attention_s(costs, **shape, part="backward")
     for op, elements, times in (

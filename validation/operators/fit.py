@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.observe.calibrate.solve import fit_logs
-from meshwright.predict.cost.rates import INPUT_BYTES
-from meshwright.spec.catalog.hardware import gpus
+from meshwright.observe.calibrate.least_squares import fit_log_constants
+from meshwright.predict.cost.gemm_rate import INPUT_BYTES
+from meshwright.spec.catalog.hardware import list_gpus
 from meshwright.spec.cluster import Gpu
 from validation.operators import forms, tables
 
@@ -92,7 +92,7 @@ def solve(
         least, most = FLOORS.get(name, first / FAR), CEILINGS.get(name, first * FAR)
         return first, least, most
 
-    found, _ = fit_logs(
+    found, _ = fit_log_constants(
         lambda values: model(constants(values), part),
         part["s"],
         [limits(name) for name in free],
@@ -292,7 +292,7 @@ def main(folder: str) -> None:
     from validation.operators import assemble, report
 
     data = tables.data_folder(Path(folder))
-    built = assemble.devices(data, gpus())
+    built = assemble.devices(data, list_gpus())
     assemble.write_toml(built)
     report.write(data, built)
 

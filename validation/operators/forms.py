@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.predict.cost.matmul import LEAST_ROWS, SPLIT_BELOW_WAVES, SPLITS, STEP
-from meshwright.predict.cost.rates import TILES, WHOLE
+from meshwright.predict.cost.gemm import LEAST_ROWS, SPLIT_K_FACTORS, SPLIT_K_MAX_WAVES, STEP
+from meshwright.predict.cost.gemm_rate import TILES, UNSPLIT_TILES
 
 Array = Any
 Constants = dict[str, float]
@@ -46,7 +46,7 @@ def product_s(
     best = np.full(np.shape(m), np.inf)
     add_s = 4.0 * c["split_penalty"] * m * n / bandwidth
     least = np.maximum(LEAST_ROWS, STEP * np.ceil(short / STEP))
-    for most, columns in TILES[:WHOLE] if whole else TILES:
+    for most, columns in TILES[:UNSPLIT_TILES] if whole else TILES:
         rows = np.minimum(most, least) if whole else most
         waves = np.ceil(short / rows) * np.ceil(long / columns) / sms
         penalty = 1.0 + c["tile_penalty"] * (128 / most + 128 / columns - 1.5)
@@ -54,8 +54,8 @@ def product_s(
         best = np.minimum(best, waves_of(waves, c["tail"]) * per_k * (k + fill))
         if whole:
             continue
-        few = waves < SPLIT_BELOW_WAVES
-        for split in SPLITS:
+        few = waves < SPLIT_K_MAX_WAVES
+        for split in SPLIT_K_FACTORS:
             time_s = waves_of(waves * split, c["tail"]) * per_k * (k / split + fill)
             best = np.where(few, np.minimum(best, time_s + split * add_s), best)
     moved = input_bytes * k * (m + n) + out_bytes * m * n

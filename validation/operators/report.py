@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.predict.cost import costs_for, matmul_s
-from meshwright.predict.cost.device import measured_devices
-from meshwright.spec.catalog.hardware import gpus
+from meshwright.predict.cost import build_device_costs, gemm_s
+from meshwright.predict.cost.device_costs import list_measured_devices
+from meshwright.spec.catalog.hardware import list_gpus
 from validation.operators import checks
 
 WORDS = ("device", "kernel", "source", "precision", "measurement", "layer (ms)", "constant")
@@ -18,8 +18,8 @@ PAGE = Path(__file__).parents[2] / "docs/guide/operator-costs.md"
 
 def write(data: Path, built: dict[str, Any]) -> None:
     """Replace every generated table of the page."""
-    measured_devices.cache_clear()
-    costs_for.cache_clear()
+    list_measured_devices.cache_clear()
+    build_device_costs.cache_clear()
     page = PAGE.read_text(encoding="utf-8")
     for name, text in (
         ("products", _products(built)),
@@ -79,12 +79,12 @@ def _regions(built: dict[str, Any]) -> str:
         fitted = device.products["bf16"]
         x = fitted.rows
         flops = 2.0 * x["m"] * x["n"] * x["k"]
-        costs = costs_for(gpus()[name])
+        costs = build_device_costs(list_gpus()[name])
         sample = np.random.default_rng(1).permutation(len(flops))[:3000]
         cool = np.full(len(flops), np.nan)
         for i in sample:
             shape = (int(x["m"][i]), int(x["n"][i]), int(x["k"][i]))
-            cool[i] = matmul_s(costs, *shape) / x["s"][i] - 1.0
+            cool[i] = gemm_s(costs, *shape) / x["s"][i] - 1.0
         cells = []
         for low, high in bins:
             keep = (flops >= low) & (flops < high)
@@ -159,7 +159,7 @@ def _product_constants() -> str:
     )
     rows = [
         [device, curve.precision, *(f"{getattr(curve, name):.3g}" for name in names)]
-        for device, calibration in measured_devices().items()
+        for device, calibration in list_measured_devices().items()
         for curve in calibration.products
     ]
     return _table(["device", "precision", *names], rows)
@@ -169,14 +169,14 @@ def _attention_constants() -> str:
     names = ("efficiency", "softmax_dims", "fill_keys", "tail", "wave", "launch_s", "pad_dims")
     rows = [
         [device, f"{curve.kernel} {curve.part}", *(f"{getattr(curve, n):.3g}" for n in names)]
-        for device, calibration in measured_devices().items()
+        for device, calibration in list_measured_devices().items()
         for curve in calibration.attention
     ]
     return _table(["device", "kernel", *names], rows)
 
 
 def _memory_constants() -> str:
-    found = measured_devices()
+    found = list_measured_devices()
     ops = [curve.op for curve in next(iter(found.values())).memory]
     rows = []
     for op in ops:

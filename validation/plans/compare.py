@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.predict.memory import predict_memory
-from meshwright.predict.plan import Answer, Question, Space, find_plans
-from meshwright.predict.plan.sample import Rank, sample
-from meshwright.predict.plan.search import Progress
-from meshwright.predict.step import predict_step
+from meshwright.predict.memory.memory_prediction import predict_memory
+from meshwright.predict.plan import LayoutSpace, PlanAnswer, PlanQuestion, find_plans
+from meshwright.predict.plan.search.branch_and_bound import PlanProgress
+from meshwright.predict.step.step_prediction import predict_step
+from meshwright.predict.validation.plans.layout_sample import RankEstimate, sample_layouts
 from meshwright.spec.layout import Layout
 from validation.plans.questions import Group, Published
 
@@ -60,9 +60,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Its prediction."""
     fits: bool
     """Whether it is predicted to fit."""
-    rank: Rank | None
+    rank: RankEstimate | None
     """The share of the whole space's feasible layouts that is predicted faster."""
-    rank_alike: Rank | None
+    rank_alike: RankEstimate | None
     """The same among layouts with its own order of axes, overlap and offload."""
 
 
@@ -97,10 +97,10 @@ def compare(group: Group, settings: Settings) -> Compared:
     began = time.monotonic()
     answer, trouble = _answer(question, settings, wanted_s)
     search_s = time.monotonic() - began
-    drawn = sample(question, feasible=settings.draws, tries=settings.tries, seed=seed)
+    drawn = sample_layouts(question, feasible=settings.draws, tries=settings.tries, seed=seed)
     alike = {_switches(row.layout): row for row in group.rows}
     samples = {
-        switches: sample(
+        switches: sample_layouts(
             _narrowed(question, row.layout),
             feasible=settings.draws, tries=settings.tries, seed=seed,
         )
@@ -108,33 +108,35 @@ def compare(group: Group, settings: Settings) -> Compared:
     }  # fmt: skip
     rows = []
     for row, (step_s, fits) in zip(group.rows, predicted, strict=True):
-        ranked = drawn.rank(step_s) if fits else None
-        near = samples[_switches(row.layout)].rank(step_s) if fits else None
+        ranked = drawn.estimate_rank(step_s) if fits else None
+        near = samples[_switches(row.layout)].estimate_rank(step_s) if fits else None
         rows.append(_row(row, step_s, fits, ranked, near))
     best = answer.best.step.step_s if answer is not None else None
     return Compared(
         key=group.key,
         plan_step_s=best,
-        proved=answer is not None and answer.proved,
+        proved=answer is not None and answer.is_proved,
         bound_s=answer.bound_s if answer is not None else None,
         search_s=search_s,
         layout=_said(answer.best.layout) if answer is not None else {},
         tried=drawn.tried,
-        drawn=len(drawn.found),
-        faster=drawn.faster(best) if best is not None else 0,
+        drawn=len(drawn.fastest),
+        faster=drawn.count_faster(best) if best is not None else 0,
         sample_s=time.monotonic() - began - search_s,
         rows=tuple(rows),
         trouble=trouble,
     )
 
 
-def _predicted(question: Question, layout: Layout) -> tuple[float, bool]:
+def _predicted(question: PlanQuestion, layout: Layout) -> tuple[float, bool]:
     """Return how long a layout's step takes, and whether it fits."""
-    run = question.run(layout)
+    run = question.build_run(layout)
     return predict_step(run).step_s, predict_memory(run).fits
 
 
-def _answer(question: Question, settings: Settings, wanted_s: float) -> tuple[Answer | None, str]:
+def _answer(
+    question: PlanQuestion, settings: Settings, wanted_s: float
+) -> tuple[PlanAnswer | None, str]:
     """Search until it is proved, or for so long; whatever is best by then is the answer.
 
     What was published decides how long a search may take and nothing else.
@@ -144,8 +146,8 @@ def _answer(question: Question, settings: Settings, wanted_s: float) -> tuple[An
     def passed_s() -> float:
         return time.monotonic() - began
 
-    def stop(progress: Progress) -> None:
-        enough = progress.best_s is not None and progress.best_s <= wanted_s
+    def stop(progress: PlanProgress) -> None:
+        enough = progress.best_step_s is not None and progress.best_step_s <= wanted_s
         if passed_s() > (settings.search_s if enough else settings.longest_s):
             raise KeyboardInterrupt  # as a user would: the best so far is kept
 
@@ -156,19 +158,19 @@ def _answer(question: Question, settings: Settings, wanted_s: float) -> tuple[An
         return None, f"no answer in {passed_s():.0f} s"
     except InputError as error:
         return None, str(error.problems[0])
-    return answer, "" if answer.proved else f"stopped after {passed_s():.0f} s"
+    return answer, "" if answer.is_proved else f"stopped after {passed_s():.0f} s"
 
 
 def _switches(layout: Layout) -> tuple[Any, ...]:
     return tuple(getattr(layout, name) for name in _SWITCHES)
 
 
-def _narrowed(question: Question, layout: Layout) -> Question:
+def _narrowed(question: PlanQuestion, layout: Layout) -> PlanQuestion:
     """Return a question whose layouts have some layout's switches."""
     fixed = {name: (getattr(layout, name),) for name in _SWITCHES}
     if layout.cp == 1:
-        fixed["cp_kind"] = question.space.allowed("cp_kind") or ()  # it has none
-    space: Space = msgspec.structs.replace(question.space, fixed=fixed)
+        fixed["cp_kind"] = question.space.get_allowed("cp_kind") or ()  # it has none
+    space: LayoutSpace = msgspec.structs.replace(question.space, fixed=fixed)
     return msgspec.structs.replace(question, space=space)
 
 
@@ -179,7 +181,11 @@ def _said(layout: Layout) -> dict[str, Any]:
 
 
 def _row(
-    row: Published, step_s: float, fits: bool, rank: Rank | None, rank_alike: Rank | None
+    row: Published,
+    step_s: float,
+    fits: bool,
+    rank: RankEstimate | None,
+    rank_alike: RankEstimate | None,
 ) -> Row:
     question = row.question
     return Row(

@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.machine import Machine
-from meshwright.predict.plan.sample import Rank
+from meshwright.predict.validation.plans.layout_sample import RankEstimate
 from validation.plans.compare import Compared, Row
 from validation.plans.run import RESULTS, Result, read_result
 
@@ -105,7 +105,7 @@ def _line(name: str, some: Sequence[Stood]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _ranks(some: Sequence[Stood], rank_of: Callable[[Stood], Rank | None]) -> list[str]:
+def _ranks(some: Sequence[Stood], rank_of: Callable[[Stood], RankEstimate | None]) -> list[str]:
     found = [rank for one in some if (rank := rank_of(one)) is not None and rank.draws]
     if not found:
         return ["–", "–"]

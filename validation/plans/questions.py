@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 import meshwright
-from meshwright.predict.plan import Question, Space
-from meshwright.predict.plan.question import FIXED_BY_USER
-from meshwright.predict.published.score import Prepared, prepare
+from meshwright.predict.plan import LayoutSpace, PlanQuestion
+from meshwright.predict.plan.question.layout_space import FIXED_BY_USER
+from meshwright.predict.validation.training.run_score import PreparedRun, prepare_run
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import TrainingWorkload
 
 RUNS = Path(__file__).parents[1] / "training" / "runs.json"
 
@@ -31,7 +31,7 @@ class Published(NamedTuple):
     measured_step_s: float
     assumed: tuple[str, ...]
     layout: Layout
-    question: Question
+    question: PlanQuestion
 
     @property
     def full(self) -> bool:
@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
     key: str
     """The same for the same question and the same code."""
-    question: Question
+    question: PlanQuestion
     rows: tuple[Published, ...]
 
     @property
@@ -57,19 +57,19 @@ class Group(NamedTuple):
 
 def published(row: Mapping[str, Any]) -> Published | None:
     """Read a row as a question with the layout that answered it, or None where it cannot be."""
-    ready = prepare(row)
+    ready = prepare_run(row)
     if ready is None:
         return None
-    work, training = ready.work, ready.work.workload
-    assert isinstance(training, Training)
+    work, training = ready.job, ready.job.workload
+    assert isinstance(training, TrainingWorkload)
     model = _long_enough(work.model, training)
     layout = _own_operations(ready, model)
-    question = Question(
+    question = PlanQuestion(
         model=model,
         cluster=work.cluster,
         workload=training,
-        space=Space(base=Layout(**{name: getattr(layout, name) for name in FIXED_BY_USER})),
-        software=ready.software,
+        space=LayoutSpace(base=Layout(**{name: getattr(layout, name) for name in FIXED_BY_USER})),
+        framework=ready.framework,
     )
     return Published(
         str(row["id"]), ready.source, str(row["gpu"]), ready.measured_step_s, ready.assumed,
@@ -77,17 +77,17 @@ def published(row: Mapping[str, Any]) -> Published | None:
     )  # fmt: skip
 
 
-def _long_enough(model: Model, training: Training) -> Model:
+def _long_enough(model: Model, training: TrainingWorkload) -> Model:
     """Give a model as many learned positions as its run used; rows do not say how many it had."""
     if model.positions != "learned" or training.sequence_length <= model.max_positions:
         return model
     return replace(model, max_positions=training.sequence_length)
 
 
-def _own_operations(ready: Prepared, model: Model) -> Layout:
+def _own_operations(ready: PreparedRun, model: Model) -> Layout:
     """Leave out recompute of operations that a model does not have, which recipes name as well."""
-    layout = ready.work.layout
-    problems = replace(ready.work, model=model).check()
+    layout = ready.job.layout
+    problems = replace(ready.job, model=model).check()
     lacks = [problem.fix for problem in problems if problem.where == "recompute_ops"]
     ops = tuple(op for op in layout.recompute_ops if f"leave {op} out" not in lacks)
     if ops or not layout.recompute_ops:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.machine import Machine, describe
-from meshwright.predict.published import read_rows
+from meshwright.predict.validation.training import read_runs
 from validation.plans.compare import Compared, Settings, compare
 from validation.plans.questions import RUNS, Group, groups, published
 
@@ -137,7 +137,7 @@ def main(words: Sequence[str]) -> int:
     )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     parts = given.out.with_suffix(".parts.jsonl")
-    known, rows = read_parts(parts, settings), read_rows(RUNS)
+    known, rows = read_parts(parts, settings), read_runs(RUNS)
     with workers(given.jobs) as pool, parts.open("ab") as file:
         ready = list(pool.map(published, rows, chunksize=8))
         wanted = [group for group in groups(ready) if group.full or given.every][: given.limit]

@@ -5,7 +5,7 @@
 Each engine is fitted to all of its rows together, by few constants that are bounded to what is
 physically possible. `--cross` leaves out a third of the models, or of the GPUs, at a time, fits the
 rest and scores what was left out: that error foretells new rows. The constants that ship come from
-all rows; copy them by hand into `src/meshwright/predict/serving/engine.py`.
+all rows; copy them by hand into `src/meshwright/predict/serving/cost/serving_engine.py`.
 """
 
 import argparse
@@ -20,11 +20,15 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from meshwright.predict.published.models import Unusable
-from meshwright.predict.published.serving.cases import Case, case_of
-from meshwright.predict.published.serving.price import price
-from meshwright.predict.published.serving.score import kind_of
-from meshwright.predict.serving.engine import ENGINES, TENSORRT_LLM_EARLY, Engine
+from meshwright.predict.serving.cost.serving_engine import (
+    ENGINES,
+    TENSORRT_LLM_EARLY,
+    ServingEngine,
+)
+from meshwright.predict.validation.serving.case_prediction import predict_case
+from meshwright.predict.validation.serving.serving_case import ServingCase, read_case
+from meshwright.predict.validation.serving.serving_score import get_load_kind
+from meshwright.predict.validation.training.run_model import UnusableRowError
 
 CAP = 0.5
 """Errors beyond this count as this: one broken row must not steer a constant."""
@@ -37,18 +41,18 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "step_s": (5e-5, 2.5e-3),
     "request_s": (1e-7, 4e-5),
     "prefill_s": (1e-6, 1e-3),
-    "gap": (0.95, 1.6),
-    "attention_gap": (0.8, 2.0),
-    "kv_share": (0.4, 0.95),
+    "gemm_slowdown": (0.95, 1.6),
+    "attention_slowdown": (0.8, 2.0),
+    "kv_bandwidth_share": (0.4, 0.95),
     "attention_s": (1e-6, 3e-5),
     "small_kernels": (0.5, 12.0),
-    "reduce_s": (2e-6, 4e-5),
-    "link_share": (0.1, 0.9),
-    "expert_s": (1e-6, 1e-4),
-    "arrival_s": (1e-3, 0.4),
-    "arrival_steps": (0.25, 40.0),
+    "all_reduce_latency_s": (2e-6, 4e-5),
+    "link_bandwidth_share": (0.1, 0.9),
+    "moe_layer_s": (1e-6, 1e-4),
+    "frontend_s": (1e-3, 0.4),
+    "frontend_steps": (0.25, 40.0),
     "reserve_bytes": (1e9, 1.4e10),
-    "word_copies": (1.0, 16.0),
+    "logit_copies": (1.0, 16.0),
 }
 UNFITTED = ("disaggregated", "mlperf-paced")
 """Kinds of rows that say little of an engine: set by how many workers there were, or by how near a
@@ -58,21 +62,21 @@ rate came to what the engine can do."""
 class Row(NamedTuple):
     """A row that can be fitted to."""
 
-    case: Case
+    case: ServingCase
     model: str
     gpu: str
 
 
-def rows_of(path: Path, engine: Engine, most: int) -> list[Row]:
+def rows_of(path: Path, engine: ServingEngine, most: int) -> list[Row]:
     """Return up to `most` rows of one engine, evenly over the file."""
     found = []
     for row in json.loads(path.read_text(encoding="utf-8")):
         try:
-            case = case_of(row)
-        except Unusable:
+            case = read_case(row)
+        except UnusableRowError:
             continue
         first = case.replicas[0]
-        if first.engine.name == engine.name and kind_of(case) not in UNFITTED:
+        if first.engine.name == engine.name and get_load_kind(case) not in UNFITTED:
             found.append(Row(case, first.model.name, first.cluster.gpu.name))
     stride = max(1, len(found) // most)
     return [row for row in found[::stride] if _fits(row)]
@@ -80,34 +84,34 @@ def rows_of(path: Path, engine: Engine, most: int) -> list[Row]:
 
 def _fits(row: Row) -> bool:
     try:
-        price(row.case)
-    except Unusable:
+        predict_case(row.case)
+    except UnusableRowError:
         return False
     return True
 
 
-def with_engine(case: Case, engine: Engine) -> Case:
+def with_engine(case: ServingCase, engine: ServingEngine) -> ServingCase:
     """Return a case under another engine."""
     replicas = tuple(replace(replica, engine=engine) for replica in case.replicas)
     return case._replace(replicas=replicas)
 
 
-def errors(row: Row, engine: Engine) -> dict[str, float]:
+def errors(row: Row, engine: ServingEngine) -> dict[str, float]:
     """Return the logarithms of predicted over measured."""
     try:
-        priced = price(with_engine(row.case, engine))
-    except Unusable:
+        priced = predict_case(with_engine(row.case, engine))
+    except UnusableRowError:
         return {"output_tok_s": -CAP}
     found = {}
     for name in WEIGHTS:
         predicted, measured = getattr(priced, name), getattr(row.case.measured, name)
-        paced = name == "output_tok_s" and row.case.asked.load.rate_per_s is not None
+        paced = name == "output_tok_s" and row.case.load.request_load.rate_per_s is not None
         if predicted and measured and not paced:
             found[name] = math.log(predicted / measured)
     return found
 
 
-def loss(rows: Sequence[Row], engine: Engine) -> float:
+def loss(rows: Sequence[Row], engine: ServingEngine) -> float:
     """Return the mean capped error."""
     total = weight = 0.0
     for row in rows:
@@ -119,8 +123,8 @@ def loss(rows: Sequence[Row], engine: Engine) -> float:
 
 
 def fit(
-    rows: Sequence[Row], engine: Engine, rounds: int = 4, only: Sequence[str] | None = None
-) -> Engine:
+    rows: Sequence[Row], engine: ServingEngine, rounds: int = 4, only: Sequence[str] | None = None
+) -> ServingEngine:
     """Improve one constant after the other, in steps that shrink."""
     best = loss(rows, engine)
     step = 1.4
@@ -145,7 +149,7 @@ def fit(
     return engine
 
 
-def median(rows: Sequence[Row], engine: Engine) -> dict[str, float]:
+def median(rows: Sequence[Row], engine: ServingEngine) -> dict[str, float]:
     """Return the median size of each kind of error."""
     sizes: dict[str, list[float]] = {}
     for row in rows:
@@ -154,7 +158,9 @@ def median(rows: Sequence[Row], engine: Engine) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in sizes.items()}
 
 
-def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> dict[str, float]:
+def crossed(
+    rows: Sequence[Row], engine: ServingEngine, key: Callable[[Row], str]
+) -> dict[str, float]:
     """Return median errors of rows whose model (or GPU) was left out of the fit.
 
     Groups are dealt into a few parts, the largest first, and each part is left out in turn. Every
@@ -162,7 +168,7 @@ def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> d
     """
     sizes: dict[str, list[float]] = {}
     groups = [name for name, _ in Counter(key(row) for row in rows).most_common()]
-    start = replace(engine, **{name: getattr(Engine(name=""), name) for name in BOUNDS})
+    start = replace(engine, **{name: getattr(ServingEngine(name=""), name) for name in BOUNDS})
     for part in range(min(PARTS, len(groups))):
         left = set(groups[part::PARTS])
         found = fit([row for row in rows if key(row) not in left], start, rounds=2)
@@ -173,7 +179,7 @@ def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> d
     return {name: statistics.median(some) for name, some in sizes.items()}
 
 
-def shown(engine: Engine) -> dict[str, Any]:
+def shown(engine: ServingEngine) -> dict[str, Any]:
     """Return the fitted constants, rounded."""
     return {name: float(f"{getattr(engine, name):.3g}") for name in BOUNDS}
 

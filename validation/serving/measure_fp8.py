@@ -4,7 +4,7 @@
 
 For each shape and number of rows: rounding the input and multiplying, rounding alone, the same
 product with one scale for each operand, and the product in bfloat16. Weights of several layers are
-used in turn, so that no cache hides the memory, and replayed as a graph. `predict/cost/matmul.py`
+used in turn, so that no cache hides the memory, and replayed as a graph. `predict/cost/gemm.py`
 says how wide the tiles of such products are taken to be where rows are few: this judges it.
 Without a GPU the same runs with small sizes, which tells that it runs.
 """
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.run.kernels.multiply_fp8 import multiply_fp8
-from meshwright.run.kernels.quantize_fp8 import Fp8, quantize_rowwise, quantize_tensorwise
+from meshwright.run.kernels.fp8.quantization import Fp8Matrix, quantize_rowwise, quantize_tensorwise
+from meshwright.run.kernels.fp8.scaled_mm import scaled_mm
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (7168, 5120), (5120, 17408))
 """Outputs and inputs: the products of Llama 3.1 8B, and two of Qwen3 14B."""
@@ -61,8 +61,8 @@ def measure(
             }  # fmt: skip
 
 
-def _times(x: Fp8, weight: Fp8) -> Tensor:
-    return multiply_fp8(x, weight, dtype=torch.bfloat16, fast=True)
+def _times(x: Fp8Matrix, weight: Fp8Matrix) -> Tensor:
+    return scaled_mm(x, weight, dtype=torch.bfloat16, fast_accum=True)
 
 
 def _seconds(call: Callable[[Any], Tensor], weights: Sequence[Any]) -> float:

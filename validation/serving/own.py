@@ -6,7 +6,8 @@
 attention takes comes from the latter. The other constants are improved one after the other until
 the steps' mean error no longer falls; workloads play no part in it. TWIN is a result of
 `benchmarks.run serve_twin`: its workloads of one kind are predicted with constants that saw no step
-of that kind. Nothing is written: copy what is printed into `predict/serving/engine.py` by hand.
+of that kind. Nothing is written: copy what is printed into `predict/serving/cost/serving_engine.py`
+by hand.
 """
 
 import json
@@ -21,19 +22,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.serve_twin import CLUSTER, KNOWN, measured_in, simulated
-from meshwright.predict.cost.device import costs_for
-from meshwright.predict.serving.contexts import pair_s
-from meshwright.predict.serving.engine import MESHWRIGHT, Engine
-from meshwright.predict.serving.formats import Formats
-from meshwright.predict.serving.replica import Replica
-from meshwright.predict.serving.step_cost import step_cost
+from meshwright.predict.cost.device_costs import build_device_costs
+from meshwright.predict.serving.cost.attention_cost import pair_s
+from meshwright.predict.serving.cost.quantization import Quantization
+from meshwright.predict.serving.cost.replica import Replica
+from meshwright.predict.serving.cost.serving_engine import MESHWRIGHT, ServingEngine
+from meshwright.predict.serving.cost.step_cost import build_step_cost
 from meshwright.spec import catalog
 
 STEPS = Path(__file__).with_name("h200_steps.json")
-START = replace(MESHWRIGHT, weight_share=0.8, small_kernels=5.0, launch_s=5e-4)
+START = replace(MESHWRIGHT, weight_bandwidth_share=0.8, small_kernels=5.0, launch_s=5e-4)
 """Neutral figures to begin with."""
 BOUNDS: dict[str, tuple[float, float]] = {
-    "weight_share": (0.75, 0.95),
+    "weight_bandwidth_share": (0.75, 0.95),
     "small_kernels": (2.0, 12.0),
     "launch_s": (1e-4, 3e-3),
 }
@@ -54,29 +55,31 @@ def kind_of(step: Step) -> Kind:
 
 
 @cache
-def _replica(kind: Kind, engine: Engine) -> Replica:
-    formats = Formats(weights="fp8", kv="fp8") if kind[1] else Formats()
+def _replica(kind: Kind, engine: ServingEngine) -> Replica:
+    formats = Quantization(weights="fp8", kv="fp8") if kind[1] else Quantization()
     return Replica(
-        model=catalog.model(kind[0]), cluster=catalog.cluster(CLUSTER), formats=formats,
+        model=catalog.get_model(kind[0]),
+        cluster=catalog.get_cluster(CLUSTER),
+        quantization=formats,
         engine=engine,
-    )  # fmt: skip
+    )
 
 
-def error(step: Step, engine: Engine) -> float:
+def error(step: Step, engine: ServingEngine) -> float:
     """Return the logarithm of predicted over measured."""
     # One token repeated draws less power than text does: such steps ran at full clocks.
-    used = replace(engine, heat=0.0) if step.get("cool") else engine
+    used = replace(engine, power_limit_exponent=0.0) if step.get("cool") else engine
     if not step.get("streamed"):
-        used = replace(used, streamed_rows=0)
+        used = replace(used, max_prefetch_rows=0)
     tokens, decodes = step.get("prompt_tokens", 0), step.get("decodes", 0)
-    seconds = step_cost(_replica(kind_of(step), used)).step_s(
+    seconds = build_step_cost(_replica(kind_of(step), used)).step_s(
         prefill_tokens=tokens, prefill_pairs=step.get("pairs", 0), decodes=decodes,
         context_sum=step.get("keys", 0), sampled=max(1, decodes),
     )  # fmt: skip
     return math.log(seconds / step["seconds"])
 
 
-def loss(steps: Sequence[Step], engine: Engine) -> float:
+def loss(steps: Sequence[Step], engine: ServingEngine) -> float:
     """Return the mean error, each kind of step counted alike however often it was measured."""
     found: dict[tuple[object, ...], list[float]] = {}
     for step in steps:
@@ -85,7 +88,7 @@ def loss(steps: Sequence[Step], engine: Engine) -> float:
     return statistics.fmean(statistics.fmean(sizes) for sizes in found.values())
 
 
-def calibrated(steps: Sequence[Step], engine: Engine = START) -> Engine:
+def calibrated(steps: Sequence[Step], engine: ServingEngine = START) -> ServingEngine:
     """Take the best of a grid for one constant after the other, over ever narrower grids."""
     best, reach = loss(steps, engine), 4.0
     for _ in range(ROUNDS):
@@ -105,22 +108,22 @@ def calibrated(steps: Sequence[Step], engine: Engine = START) -> Engine:
 
 def attention(measured: dict[str, Any]) -> dict[str, float]:
     """Return what attention takes, by the least squares of relative errors over its own times."""
-    gpu = catalog.cluster(CLUSTER).gpu
-    pair = HEADS * pair_s(costs_for(gpu), WIDTH, WIDTH)
+    gpu = catalog.get_cluster(CLUSTER).gpu
+    pair = HEADS * pair_s(build_device_costs(gpu), WIDTH, WIDTH)
     found: dict[str, float] = {}
-    for fp8, before in ((False, ""), (True, "narrow_")):
+    for fp8, before in ((False, ""), (True, "fp8_kv_")):
         prompts = [row for row in measured["prompt_attention"] if row["fp8"] == fp8]
         gap, edge = _least(
             [(pair * row["pairs"] / row["seconds"], pair * row["tokens"] / row["seconds"])
              for row in prompts]
         )  # fmt: skip
-        found |= {f"{before}attention_gap": gap, f"{before}edge_keys": edge / gap}
+        found |= {f"{before}attention_slowdown": gap, f"{before}tile_overhead_keys": edge / gap}
         wide = 2 * KV_HEADS * WIDTH * (1 if fp8 else 2) / gpu.memory_bytes_per_s
         decodes = [row for row in measured["decode_attention"] if row["fp8"] == fp8]
         slope, fixed = _least(
             [(wide * row["keys"] / row["seconds"], 1 / row["seconds"]) for row in decodes]
         )
-        found |= {f"{before}kv_share": 1 / slope, f"{before}attention_s": fixed}
+        found |= {f"{before or 'kv_'}bandwidth_share": 1 / slope, f"{before}attention_s": fixed}
     return found
 
 
@@ -136,11 +139,13 @@ def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def _told(engine: Engine) -> str:
+def _told(engine: ServingEngine) -> str:
     return ", ".join(f"{name} {getattr(engine, name) or 0:.3g}" for name in BOUNDS)
 
 
-def _judge(name: str, engine: Engine, twin: dict[str, dict[str, float]], kinds: set[Kind]) -> None:
+def _judge(
+    name: str, engine: ServingEngine, twin: dict[str, dict[str, float]], kinds: set[Kind]
+) -> None:
     works = [work for work in KNOWN if str(work) in twin and work.kind in kinds]
     if works:
         off = [

@@ -2,9 +2,10 @@
 
     python -m validation.training.fit
 
-Half of the sources are fitted and the other half scored, both ways round; that error foretells
-how new sources will go. The constants that ship come from all rows; copy them by hand into
-`src/meshwright/predict/constants.py`. Each is bounded to what is physically possible.
+Half of the sources are fitted and the other half scored, both ways round; that error foretells how
+new sources will go. The constants that ship come from all rows; copy them by hand into
+`src/meshwright/predict/training_run/step_constants.py`. Each is bounded to what is physically
+possible.
 """
 
 import hashlib
@@ -17,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from meshwright.predict.constants import StepConstants
-from meshwright.predict.published import read_rows
-from meshwright.predict.published.score import Prepared, prepare
-from meshwright.predict.step import predict_step
+from meshwright.predict.step.step_prediction import predict_step
+from meshwright.predict.training_run.step_constants import StepConstants
+from meshwright.predict.validation.training import read_runs
+from meshwright.predict.validation.training.run_score import PreparedRun, prepare_run
 
 RUNS = Path(__file__).with_name("runs.json")
 GRADES = frozenset("AB")
@@ -28,30 +29,30 @@ CAP = 0.4
 """Errors beyond this count as this: one broken row must not steer a constant."""
 
 BOUNDS: dict[str, tuple[float, float]] = {
-    "gap": (1.0, 1.3),
-    "attention_gap": (1.0, 1.5),
+    "gemm_slowdown": (1.0, 1.3),
+    "attention_slowdown": (1.0, 1.5),
     "power_exponent": (0.2, 0.6),
-    "first_flash": (1.0, 2.0),
+    "flash1_slowdown": (1.0, 2.0),
     "fused_elementwise": (1.0, 3.0),
     "native_elementwise": (1.0, 4.0),
-    "partly_elementwise": (1.0, 4.0),
+    "partial_elementwise": (1.0, 4.0),
     "eager_elementwise": (1.0, 6.0),
     "expert_host_s": (0.0, 5e-3),
-    "checkpoint_wait_s": (0.0, 0.02),
-    "tp_hidden": (0.0, 0.95),
-    "bucket_exposed": (0.0, 0.5),
-    "expert_hidden": (0.0, 1.0),
-    "sm_share": (0.0, 0.6),
+    "rng_state_sync_s": (0.0, 0.02),
+    "tp_overlap_share": (0.0, 0.95),
+    "exposed_bucket_share": (0.0, 0.5),
+    "expert_overlap_share": (0.0, 1.0),
+    "comm_sm_share": (0.0, 0.6),
 }
 
 
-def prepared_rows() -> list[Prepared]:
+def prepared_rows() -> list[PreparedRun]:
     """Return the rows that can be predicted and are well enough described to fit to."""
-    ready = [prepare(row) for row in read_rows(RUNS) if row.get("grade") in GRADES]
+    ready = [prepare_run(row) for row in read_runs(RUNS) if row.get("grade") in GRADES]
     return [row for row in ready if row is not None]
 
 
-def loss(rows: Sequence[Prepared], constants: StepConstants) -> float:
+def loss(rows: Sequence[PreparedRun], constants: StepConstants) -> float:
     """Return the mean capped error, every source weighing as the root of its rows."""
     by_source: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -61,13 +62,13 @@ def loss(rows: Sequence[Prepared], constants: StepConstants) -> float:
     return sum(weights[s] * means[s] for s in means) / sum(weights.values())
 
 
-def log_error(row: Prepared, constants: StepConstants) -> float:
+def log_error(row: PreparedRun, constants: StepConstants) -> float:
     """Return the logarithm of predicted over measured."""
-    return math.log(predict_step(row.run(constants)).step_s / row.measured_step_s)
+    return math.log(predict_step(row.build_run(constants)).step_s / row.measured_step_s)
 
 
 def fit(
-    rows: Sequence[Prepared], start: StepConstants | None = None, rounds: int = 4
+    rows: Sequence[PreparedRun], start: StepConstants | None = None, rounds: int = 4
 ) -> StepConstants:
     """Walk down one constant at a time, with steps that halve each round.
 
@@ -96,7 +97,7 @@ def half_of(source: str) -> int:
     return hashlib.sha256(source.encode()).digest()[0] % 2
 
 
-def spread(rows: Iterable[Prepared], constants: StepConstants) -> dict[str, Any]:
+def spread(rows: Iterable[PreparedRun], constants: StepConstants) -> dict[str, Any]:
     """Return the median and the 90th percentile of the relative error."""
     errors = sorted(abs(math.expm1(log_error(row, constants))) for row in rows)
     return {

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from meshwright.cli.main import main
+    from meshwright.cli.entry_point import main
 except KeyboardInterrupt:  # a Ctrl-C while modules load, when there is nothing to end yet
     sys.stderr.write("interrupted\n")
     raise SystemExit(130) from None

@@ -7,21 +7,21 @@ help opens with examples. Measured over a bare interpreter, argparse costs 14 ms
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from meshwright.cli.commands import COMMANDS, module
+from meshwright.cli.command_entry import CommandEntry
 from meshwright.errors import InputError, Problem
-from meshwright.spec.names import nearest
+from meshwright.spec.name_suggestions import find_closest_names
 
-ABOUT = "Plan, predict, run and explain large-model training and inference on GPU clusters."
+DESCRIPTION = "Plan, predict, run and explain large-model training and inference on GPU clusters."
 
 EXAMPLES = (
     "mw models llama3.1-8b",
     "mw layout check --model llama3.1-70b --cluster h100-superpod --gpus 64 --tp 8 --pp 2 --zero 1",
 )
 
-FOOTER = """exit codes: 0 done, 1 the answer is no, 2 your input is wrong, 3 this machine lacks
+EPILOG = """exit codes: 0 done, 1 the answer is no, 2 your input is wrong, 3 this machine lacks
 something, 130 interrupted. Answers go to stdout, all else to stderr; --json works everywhere."""
 
 
@@ -37,21 +37,25 @@ class Parser(argparse.ArgumentParser):
         return re.sub(r"\n{3,}", "\n\n", super().format_help())
 
 
-def build(chosen: str | None) -> Parser:
-    """Build the parser; only the chosen command's module is imported."""
+def build_parser(chosen: str | None, command_table: Mapping[str, CommandEntry]) -> Parser:
+    """Build the parser; only the chosen command's module is imported.
+
+    Parsed arguments have the table as `command_table`, for shell completion.
+    """
     parser = Parser(
         prog="mw",
-        description=_opening(ABOUT, EXAMPLES),
-        epilog=FOOTER,
+        description=_opening(DESCRIPTION, EXAMPLES),
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="mw COMMAND [flags]",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="mw")
-    for name, command in COMMANDS.items():
+    parser.set_defaults(command_table=command_table)
+    for name, command in command_table.items():
         if name == chosen:
-            home = module(name)
+            home = command.load()
             sub = commands.add_parser(
                 name,
                 help=command.summary,
@@ -63,6 +67,16 @@ def build(chosen: str | None) -> Parser:
         else:
             commands.add_parser(name, help=command.summary, add_help=False)
     return parser
+
+
+def join_words(words: Sequence[str], command_table: Mapping[str, CommandEntry]) -> list[str]:
+    """Return the words of a command line, a command of two words as one of them."""
+    found = list(words)
+    at = next((place for place, word in enumerate(found) if not word.startswith("-")), 0)
+    pair = " ".join(found[at : at + 2])
+    if pair in command_table:
+        found[at : at + 2] = [pair]
+    return found
 
 
 COMMON = ("--json", "-q", "--quiet", "--no-color", "--debug")
@@ -77,7 +91,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--debug", action="store_true", help="show tracebacks of our own faults")
 
 
-def verbs(
+def add_verbs(
     parser: argparse.ArgumentParser,
     table: Iterable[tuple[str, str, tuple[str, ...]]],
     *,
@@ -113,7 +127,7 @@ def _suggest(message: str, parser: argparse.ArgumentParser) -> tuple[str, str]:
     if choice:
         kind, given, known = choice.groups()
         names = re.findall(r"[\w.+-]+", known)
-        close = nearest(given, names)
+        close = find_closest_names(given, names)
         fix = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
         word = {"COMMAND": "command", "VERB": "verb"}.get(kind)
         what = f"there is no {word} {given!r}" if word else f"{kind}: {given!r} is not a choice"
@@ -126,8 +140,10 @@ def _suggest(message: str, parser: argparse.ArgumentParser) -> tuple[str, str]:
             first = "verb" if len(words) > 2 else "command"
             line = parser.prog if len(words) > 1 else "mw COMMAND"
             return f"{given} stands before the {first}", f"write it last: {line} … {given}"
-        flags = list(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
-        close = nearest(given, flags)
-        fix = f"did you mean {close[0]}?" if close else f"see {parser.prog} --help"
+        options = parser._option_string_actions  # noqa: SLF001 - argparse has no public list
+        # Compared without the dashes, which all flags share and which make any two look similar.
+        flags = {flag.lstrip("-"): flag for flag in options}
+        close = find_closest_names(given.lstrip("-"), flags)
+        fix = f"did you mean {flags[close[0]]}?" if close else f"see {parser.prog} --help"
         return f"unknown argument {given!r}", fix
     return message, f"see {parser.prog} --help"

@@ -1,26 +1,27 @@
-"""Who goes when: decisions as plain values, without torch and without a clock.
+"""Decisions as plain values, without torch and without a clock.
 
-    collective  algorithms of collectives: which chunk goes from where to where
-    pipeline    the order in which pipeline ranks run forwards, backwards and transfers
-    rollout     when to generate with which weights, train and sync in reinforcement learning
-    transfer    which slice of which weight goes from a trainer's rank to an engine's
-    queue       which job of a cluster runs when, and on which GPUs
+    collective   algorithms of collectives: which chunk goes from which rank to which
+    pipeline     the order in which pipeline ranks run forwards, backwards and transfers
+    rollout      when to generate with which weights, train and sync in reinforcement learning
+    resharding   which slice of which weight goes from a trainer's rank to an engine's
+    serving      which requests an engine batches, caches and preempts
+    job_queue    which job of a cluster runs when, and on which GPUs
 
-The trainer carries these values out; the predictor gives each step of them a duration.
+`run` executes these values; `predict` gives each step of them a duration.
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
     from meshwright.policy import collective, pipeline
 
 __all__ = ["collective", "pipeline"]
 
-_HOMES = {
+_MODULES = {
     "collective": "meshwright.policy.collective",
     "pipeline": "meshwright.policy.pipeline",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

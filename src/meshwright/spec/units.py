@@ -6,6 +6,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 from meshwright.errors import InputError, Problem
@@ -133,7 +134,7 @@ def format_count(value: float) -> str:
     return _scaled(value, ("", "k", "M", "B", "T", "P"), 1000, "")
 
 
-def format_some(value: float, one: str, more: str = "") -> str:
+def format_quantity(value: float, one: str, more: str = "") -> str:
     """Print a number with what it counts, in the singular where it is 1: `1 GPU`, `2.5 requests`.
 
     `more` is the plural, where it is not the singular with an s.
@@ -168,3 +169,16 @@ def format_seconds(value: float) -> str:
         if abs(value) >= (0.9995 * seconds if unit in {"s", "ms"} else 2 * seconds):
             return f"{_three_digits(value / seconds)} {unit}"
     return f"{_three_digits(value * 1e6)} µs"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks shortly: runs as first–last."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(
+        str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in runs
+    )

@@ -12,49 +12,54 @@ Names load on first use, so that importing this package costs neither numpy nor 
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.timeline.columns import Coded
-    from meshwright.timeline.mend import Repaired, repair
-    from meshwright.timeline.perfetto import write_perfetto
-    from meshwright.timeline.schema import COUNTER_COLUMNS, SPAN_COLUMNS, Kind, Source
-    from meshwright.timeline.store import count_spans, read, read_ranks, write
+    from meshwright.timeline.columns import DictionaryColumn
+    from meshwright.timeline.perfetto.perfetto_writer import write_perfetto
+    from meshwright.timeline.schema import COUNTER_COLUMNS, SPAN_COLUMNS, SpanKind, TimelineSource
+    from meshwright.timeline.store.store_repair import RepairResult, repair_timeline
+    from meshwright.timeline.store.timeline_folder import (
+        count_spans,
+        read_ranks,
+        read_timeline,
+        write_timeline,
+    )
+    from meshwright.timeline.store.timeline_writer import TimelineWriter
     from meshwright.timeline.timeline import Timeline
-    from meshwright.timeline.writer import TimelineWriter
 
-_HOMES = {
+_MODULES = {
     "COUNTER_COLUMNS": "meshwright.timeline.schema",
     "SPAN_COLUMNS": "meshwright.timeline.schema",
-    "Coded": "meshwright.timeline.columns",
-    "Kind": "meshwright.timeline.schema",
-    "Repaired": "meshwright.timeline.mend",
-    "Source": "meshwright.timeline.schema",
+    "DictionaryColumn": "meshwright.timeline.columns",
+    "SpanKind": "meshwright.timeline.schema",
+    "RepairResult": "meshwright.timeline.store.store_repair",
+    "TimelineSource": "meshwright.timeline.schema",
     "Timeline": "meshwright.timeline.timeline",
-    "TimelineWriter": "meshwright.timeline.writer",
-    "count_spans": "meshwright.timeline.store",
-    "read": "meshwright.timeline.store",
-    "read_ranks": "meshwright.timeline.store",
-    "repair": "meshwright.timeline.mend",
-    "write": "meshwright.timeline.store",
-    "write_perfetto": "meshwright.timeline.perfetto",
+    "TimelineWriter": "meshwright.timeline.store.timeline_writer",
+    "count_spans": "meshwright.timeline.store.timeline_folder",
+    "read_timeline": "meshwright.timeline.store.timeline_folder",
+    "read_ranks": "meshwright.timeline.store.timeline_folder",
+    "repair_timeline": "meshwright.timeline.store.store_repair",
+    "write_timeline": "meshwright.timeline.store.timeline_folder",
+    "write_perfetto": "meshwright.timeline.perfetto.perfetto_writer",
 }
 
 __all__ = [
     "COUNTER_COLUMNS",
     "SPAN_COLUMNS",
-    "Coded",
-    "Kind",
-    "Repaired",
-    "Source",
+    "DictionaryColumn",
+    "RepairResult",
+    "SpanKind",
     "Timeline",
+    "TimelineSource",
     "TimelineWriter",
     "count_spans",
-    "read",
     "read_ranks",
-    "repair",
-    "write",
+    "read_timeline",
+    "repair_timeline",
     "write_perfetto",
+    "write_timeline",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -1,7 +1,7 @@
 """Turns what a caller gives into checked Arrow columns, and Arrow columns into numpy.
 
-Every value that enters a timeline from outside passes here once: lists, numpy arrays, Arrow
-arrays, `Coded` strings or one value for all rows. All problems are listed together. Knows the
+Every value that enters a timeline from outside passes here once: lists, numpy arrays, Arrow arrays,
+`DictionaryColumn` strings or one value for all rows. All problems are listed together. Knows the
 schema; does not know files.
 """
 
@@ -15,23 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.names import unknown_name
-from meshwright.timeline.schema import ABSENT, Column, Kind, Type
+from meshwright.spec.name_suggestions import build_unknown_name_problem
+from meshwright.timeline.schema import ABSENT, Column, ColumnType, SpanKind
 
 LABEL_TYPE = pa.dictionary(pa.int32(), pa.string())
-_ARROW: dict[Type, Any] = {
-    Type.INT32: pa.int32(),
-    Type.INT64: pa.int64(),
-    Type.FLOAT64: pa.float64(),
-    Type.LABEL: LABEL_TYPE,
-    Type.TEXT: pa.string(),
+_ARROW: dict[ColumnType, Any] = {
+    ColumnType.INT32: pa.int32(),
+    ColumnType.INT64: pa.int64(),
+    ColumnType.FLOAT64: pa.float64(),
+    ColumnType.LABEL: LABEL_TYPE,
+    ColumnType.TEXT: pa.string(),
 }
 _JSON_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = "give strings that UTF-8 can hold"
 _INT64_MAX = int(np.iinfo(np.int64).max)
 
 
-class Coded(NamedTuple):
+class DictionaryColumn(NamedTuple):
     """Strings as numbers: row i says `values[codes[i]]`, or nothing where the code is -1."""
 
     codes: npt.NDArray[Any]
@@ -55,17 +55,19 @@ def arrow_schema(columns: Iterable[Column], metadata: Mapping[str, str] | None =
     return pa.schema(fields, metadata=dict(metadata) if metadata else None)
 
 
-def table_of(given: Mapping[str, object], columns: Mapping[str, Column], what: str) -> pa.Table:
+def build_table(given: Mapping[str, object], columns: Mapping[str, Column], what: str) -> pa.Table:
     """Check the given columns and make a table of them.
 
     Optional columns that were not given are left out of the table; those with a default are
     filled. Raises `InputError` with every problem found.
     """
     problems = [
-        unknown_name("column", name, columns, what) for name in given if name not in columns
+        build_unknown_name_problem("column", name, columns, what)
+        for name in given
+        if name not in columns
     ]
     problems += [
-        Problem(f"{what}.{column.name}", "is missing", f"give {column.name}: {column.about}")
+        Problem(f"{what}.{column.name}", "is missing", f"give {column.name}: {column.description}")
         for column in columns.values()
         if column.required and column.name not in given
     ]
@@ -91,7 +93,7 @@ def table_of(given: Mapping[str, object], columns: Mapping[str, Column], what: s
     return pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
-def complete(table: pa.Table, columns: Iterable[Column]) -> pa.Table:
+def add_missing_columns(table: pa.Table, columns: Iterable[Column]) -> pa.Table:
     """The table with every column in schema order; those it lacks are null throughout."""
     schema = arrow_schema(columns)
     arrays = [
@@ -103,7 +105,7 @@ def complete(table: pa.Table, columns: Iterable[Column]) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-def conform(table: pa.Table, columns: Mapping[str, Column]) -> pa.Table:
+def cast_to_schema(table: pa.Table, columns: Mapping[str, Column]) -> pa.Table:
     """The table's known columns with our types, for a file that another tool may have written."""
     names = [name for name in columns if name in table.column_names]
     schema = arrow_schema(columns[name] for name in names)
@@ -119,17 +121,17 @@ def conform(table: pa.Table, columns: Mapping[str, Column]) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-def numbers(table: pa.Table, column: Column) -> npt.NDArray[Any]:
+def to_numpy(table: pa.Table, column: Column) -> npt.NDArray[Any]:
     """A number column as numpy; -1 where an integer has no value."""
     if column.name not in table.column_names:
         return np.full(table.num_rows, ABSENT, dtype=column.type.value)
-    return as_numpy(table.column(column.name).chunks, column.type.value)
+    return chunks_to_numpy(table.column(column.name).chunks, column.type.value)
 
 
-def coded(table: pa.Table, column: Column) -> Coded:
+def to_dictionary(table: pa.Table, column: Column) -> DictionaryColumn:
     """A string column as codes and distinct values."""
     if column.name not in table.column_names:
-        return Coded(np.full(table.num_rows, ABSENT, dtype=np.int32), ())
+        return DictionaryColumn(np.full(table.num_rows, ABSENT, dtype=np.int32), ())
     array = table.column(column.name)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
@@ -137,11 +139,13 @@ def coded(table: pa.Table, column: Column) -> Coded:
     # Arrow copies to combine, even where there is only one chunk.
     whole = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):  # Older pyarrow returns one for zero chunks.
-        return Coded(np.empty(0, dtype=np.int32), ())
-    return Coded(as_numpy([whole.indices], "int32"), tuple(whole.dictionary.to_pylist()))
+        return DictionaryColumn(np.empty(0, dtype=np.int32), ())
+    return DictionaryColumn(
+        chunks_to_numpy([whole.indices], "int32"), tuple(whole.dictionary.to_pylist())
+    )
 
 
-def as_numpy(chunks: Sequence[Any], dtype: str) -> npt.NDArray[Any]:
+def chunks_to_numpy(chunks: Sequence[Any], dtype: str) -> npt.NDArray[Any]:
     """Arrow numbers as numpy, -1 where there is none, sharing memory where nothing is missing.
 
     By the buffers: Arrow's own conversion imports pandas wherever that is installed, which takes
@@ -177,7 +181,7 @@ def _common_length(given: Mapping[str, object], what: str) -> tuple[int, list[Pr
     for name, value in given.items():
         if _is_scalar(value):
             continue
-        rows = value.codes if isinstance(value, Coded) else value
+        rows = value.codes if isinstance(value, DictionaryColumn) else value
         try:
             lengths[name] = len(rows)  # type: ignore[arg-type]
         except TypeError:
@@ -205,24 +209,24 @@ def _array(column: Column, value: Any, rows: int) -> Any:
 
 def _strings(column: Column, value: Any, rows: int) -> Any:
     """A label or text column as one Arrow array."""
-    if isinstance(value, Coded):
+    if isinstance(value, DictionaryColumn):
         array = _from_coded(value)
     elif value is None or isinstance(value, str):
         codes = np.full(rows, ABSENT if value is None else 0, dtype=np.int32)
-        array = _from_coded(Coded(codes, () if value is None else (str(value),)))
+        array = _from_coded(DictionaryColumn(codes, () if value is None else (str(value),)))
     else:
         try:
             array = _one_array(value, pa.string())
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise _Bad(f"holds something that is not text: {error}", _TEXT) from error
-    if column.type is Type.TEXT:
+    if column.type is ColumnType.TEXT:
         return array.cast(pa.string())
     if not pa.types.is_dictionary(array.type):
         array = array.cast(pa.string()).dictionary_encode()
     return array if array.type == LABEL_TYPE else array.cast(LABEL_TYPE)
 
 
-def _from_coded(value: Coded) -> Any:
+def _from_coded(value: DictionaryColumn) -> Any:
     codes = np.asarray(value.codes)
     if codes.size and not np.issubdtype(codes.dtype, np.integer):
         raise _Bad(f"codes are {codes.dtype}", "give integer codes")
@@ -244,9 +248,11 @@ def _from_coded(value: Coded) -> Any:
 
 def _check_strings(column: Column, array: Any) -> None:
     if column.name == "kind":
-        unknown = sorted(set(array.dictionary.to_pylist()) - set(Kind))
+        unknown = sorted(set(array.dictionary.to_pylist()) - set(SpanKind))
         if unknown:
-            found = unknown_name("kind", str(unknown[0]), [kind.value for kind in Kind])
+            found = build_unknown_name_problem(
+                "kind", str(unknown[0]), [kind.value for kind in SpanKind]
+            )
             raise _Bad("; ".join(f"there is no kind {name!r}" for name in unknown), found.fix)
     if column.name == "extra":
         for text in array.unique().to_pylist():
@@ -312,16 +318,16 @@ def _check_finite(array: Any) -> None:
 
 
 def _check_least(column: Column, array: Any) -> None:
-    if column.least is None or not len(array):
+    if column.minimum is None or not len(array):
         return
     smallest = pc.min(array).as_py()
-    if smallest is not None and smallest < column.least:
-        below = pc.fill_null(pc.less(array, column.least), fill_value=False)
+    if smallest is not None and smallest < column.minimum:
+        below = pc.fill_null(pc.less(array, column.minimum), fill_value=False)
         where = np.flatnonzero(below.to_numpy(zero_copy_only=False))
         raise _Bad(
-            f"{where.size} rows are below {column.least}, "
+            f"{where.size} rows are below {column.minimum}, "
             f"first {array[int(where[0])].as_py()} at row {where[0]}",
-            f"give {column.least} or more" + (", or -1 for no value" if column.nullable else ""),
+            f"give {column.minimum} or more" + (", or -1 for no value" if column.nullable else ""),
         )
 
 

@@ -12,7 +12,7 @@ SCHEMA_VERSION = 1
 """Grows when a column changes its meaning or goes away; new optional columns keep it."""
 
 
-class Kind(StrEnum):
+class SpanKind(StrEnum):
     """What a span spends its time on."""
 
     COMPUTE = "compute"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
     """Blocked on something else: a stream, a peer, a lock."""
 
 
-class Source(StrEnum):
+class TimelineSource(StrEnum):
     """Where a timeline comes from."""
 
     SIMULATED = "simulated"
@@ -40,7 +40,7 @@ class Source(StrEnum):
     """A file that another tool wrote or rewrote, without our footer."""
 
 
-class Type(StrEnum):
+class ColumnType(StrEnum):
     """How a column's values are stored."""
 
     INT32 = "int32"
@@ -57,15 +57,15 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """Its name, in memory and on disk; carries the unit where there is one."""
-    type: Type
+    type: ColumnType
     """How its values are stored."""
-    about: str
+    description: str
     """What it says, in one sentence."""
     nullable: bool = False
     """Whether a row may leave it out."""
     default: str | int | None = None
     """The value of every row where the whole column is left out; None makes it required."""
-    least: int | None = None
+    minimum: int | None = None
     """The smallest number that is allowed."""
 
     @property
@@ -76,67 +76,99 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_string(self) -> bool:
         """Whether the values are strings."""
-        return self.type in {Type.LABEL, Type.TEXT}
+        return self.type in {ColumnType.LABEL, ColumnType.TEXT}
 
 
-def _optional(name: str, kind: Type, about: str) -> Column:
-    least = 0 if kind in {Type.INT32, Type.INT64} else None
-    return Column(name=name, type=kind, about=about, nullable=True, least=least)
+def _optional(name: str, kind: ColumnType, about: str) -> Column:
+    least = 0 if kind in {ColumnType.INT32, ColumnType.INT64} else None
+    return Column(name=name, type=kind, description=about, nullable=True, minimum=least)
 
 
 SPAN_COLUMNS: tuple[Column, ...] = (
-    Column(name="rank", type=Type.INT32, least=0, about="Global rank of the process group."),
+    Column(
+        name="rank",
+        type=ColumnType.INT32,
+        minimum=0,
+        description="Global rank of the process group.",
+    ),
     Column(
         name="process",
-        type=Type.LABEL,
+        type=ColumnType.LABEL,
         default="main",
-        about="Which process or device of the rank, such as `host` or `gpu 0`.",
+        description="Which process or device of the rank, such as `host` or `gpu 0`.",
     ),
     Column(
         name="lane",
-        type=Type.LABEL,
+        type=ColumnType.LABEL,
         default="main",
-        about="Stream or thread; spans of one lane run in order, or nest.",
+        description="Stream or thread; spans of one lane run in order, or nest.",
     ),
     Column(
         name="start_ns",
-        type=Type.INT64,
-        about="Start, in ns on the clock that all ranks of the run share.",
+        type=ColumnType.INT64,
+        description="Start, in ns on the clock that all ranks of the run share.",
     ),
-    Column(name="duration_ns", type=Type.INT64, least=0, about="Length, in ns; 0 is an instant."),
-    Column(name="kind", type=Type.LABEL, about="One of the six kinds of work."),
-    Column(name="name", type=Type.LABEL, about="What ran: an operator, a kernel, a phase."),
+    Column(
+        name="duration_ns",
+        type=ColumnType.INT64,
+        minimum=0,
+        description="Length, in ns; 0 is an instant.",
+    ),
+    Column(name="kind", type=ColumnType.LABEL, description="One of the six kinds of work."),
+    Column(
+        name="name", type=ColumnType.LABEL, description="What ran: an operator, a kernel, a phase."
+    ),
     _optional(
         "flow_out",
-        Type.INT64,
+        ColumnType.INT64,
         "Id of the flow that starts here: a launch, a send. One span starts a flow.",
     ),
     _optional(
         "flow_in",
-        Type.INT64,
+        ColumnType.INT64,
         "Id of the flow that ends here: a kernel, a receive. Any number of spans may end it.",
     ),
-    _optional("bytes", Type.INT64, "Payload of a communication or copy, in bytes."),
-    _optional("collective", Type.LABEL, "Which collective, such as `all_reduce` or `send`."),
-    _optional("group", Type.LABEL, "Process group that takes part, such as `tp` or `dp 3`."),
-    _optional("dtype", Type.LABEL, "Element type, such as `bf16`."),
-    _optional("stage", Type.INT32, "Pipeline stage."),
-    _optional("microbatch", Type.INT32, "Microbatch number within the step."),
-    _optional("layer", Type.INT32, "Layer number within the model."),
-    _optional("category", Type.LABEL, "What a profiler filed it under, such as `cuda_runtime`."),
-    _optional("extra", Type.TEXT, "Whatever else is known, as one JSON object."),
+    _optional("bytes", ColumnType.INT64, "Payload of a communication or copy, in bytes."),
+    _optional("collective", ColumnType.LABEL, "Which collective, such as `all_reduce` or `send`."),
+    _optional("group", ColumnType.LABEL, "Process group that takes part, such as `tp` or `dp 3`."),
+    _optional("dtype", ColumnType.LABEL, "Element type, such as `bf16`."),
+    _optional("stage", ColumnType.INT32, "Pipeline stage."),
+    _optional("microbatch", ColumnType.INT32, "Microbatch number within the step."),
+    _optional("layer", ColumnType.INT32, "Layer number within the model."),
+    _optional(
+        "category", ColumnType.LABEL, "What a profiler filed it under, such as `cuda_runtime`."
+    ),
+    _optional("extra", ColumnType.TEXT, "Whatever else is known, as one JSON object."),
 )
 
 COUNTER_COLUMNS: tuple[Column, ...] = (
-    Column(name="rank", type=Type.INT32, least=0, about="Global rank of the process group."),
-    Column(name="name", type=Type.LABEL, about="What is counted, such as `memory allocated`."),
-    Column(name="unit", type=Type.LABEL, default="", about="Unit of the value: `bytes`, `W`."),
-    Column(name="time_ns", type=Type.INT64, about="When, on the same clock as `start_ns`."),
-    Column(name="value", type=Type.FLOAT64, about="The value from then on; always finite."),
+    Column(
+        name="rank",
+        type=ColumnType.INT32,
+        minimum=0,
+        description="Global rank of the process group.",
+    ),
+    Column(
+        name="name",
+        type=ColumnType.LABEL,
+        description="What is counted, such as `memory allocated`.",
+    ),
+    Column(
+        name="unit",
+        type=ColumnType.LABEL,
+        default="",
+        description="Unit of the value: `bytes`, `W`.",
+    ),
+    Column(
+        name="time_ns", type=ColumnType.INT64, description="When, on the same clock as `start_ns`."
+    ),
+    Column(
+        name="value", type=ColumnType.FLOAT64, description="The value from then on; always finite."
+    ),
 )
 
-SPANS: dict[str, Column] = {column.name: column for column in SPAN_COLUMNS}
-COUNTERS: dict[str, Column] = {column.name: column for column in COUNTER_COLUMNS}
+SPAN_COLUMNS_BY_NAME: dict[str, Column] = {column.name: column for column in SPAN_COLUMNS}
+COUNTER_COLUMNS_BY_NAME: dict[str, Column] = {column.name: column for column in COUNTER_COLUMNS}
 
 ABSENT = -1
 """Stands for "no value" in integer columns and codes, where numpy has no null."""

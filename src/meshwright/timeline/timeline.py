@@ -15,17 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.names import unknown_name
-from meshwright.timeline.columns import Coded, coded, complete, numbers, table_of
-from meshwright.timeline.once import once
+from meshwright.spec.name_suggestions import build_unknown_name_problem
+from meshwright.timeline.columns import (
+    DictionaryColumn,
+    add_missing_columns,
+    build_table,
+    to_dictionary,
+    to_numpy,
+)
+from meshwright.timeline.memo import memoize
 from meshwright.timeline.schema import (
     COUNTER_COLUMNS,
-    COUNTERS,
+    COUNTER_COLUMNS_BY_NAME,
     SPAN_COLUMNS,
-    SPANS,
+    SPAN_COLUMNS_BY_NAME,
     Column,
-    Kind,
-    Source,
+    SpanKind,
+    TimelineSource,
 )
 
 Window = tuple[int, int]
@@ -39,11 +45,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
     """One row per span; an optional column that is null throughout may be left out."""
     counters: pa.Table
     """One row per counter value."""
-    source: Source
+    source: TimelineSource
     """Whether a simulation or a real run wrote it."""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
     """Free pairs about the run, kept in the files' footers."""
-    known: frozenset[str] = frozenset(SPANS)
+    known_columns: frozenset[str] = frozenset(SPAN_COLUMNS_BY_NAME)
     """Span columns whose values are known; fewer than all where a reader asked for fewer."""
 
     @classmethod
@@ -52,10 +58,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
         spans: Mapping[str, object],
         counters: Mapping[str, object] | None = None,
         *,
-        source: Source | str,
+        source: TimelineSource | str,
         metadata: Mapping[str, str] | None = None,
     ) -> Self:
-        """Make a timeline of columns: lists, numpy or Arrow arrays, `Coded`, or one value for all.
+        """Make a timeline of columns: lists, arrays, `DictionaryColumn`, or one value for all.
 
         -1 stands for "no value" in the optional integer columns. Raises `InputError` with every
         problem of every column.
@@ -63,30 +69,36 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
         problems: list[Problem] = []
         tables = []
         for given, columns, what in (
-            (spans, SPANS, "spans"),
-            (counters if counters is not None else _no_rows(COUNTERS), COUNTERS, "counters"),
+            (spans, SPAN_COLUMNS_BY_NAME, "spans"),
+            (
+                counters if counters is not None else _no_rows(COUNTER_COLUMNS_BY_NAME),
+                COUNTER_COLUMNS_BY_NAME,
+                "counters",
+            ),
         ):
             try:
-                tables.append(table_of(given, columns, what))
+                tables.append(build_table(given, columns, what))
             except InputError as error:
                 problems += error.problems
-        if source not in set(Source):
+        if source not in set(TimelineSource):
             problems.append(
-                unknown_name("source", str(source), [item.value for item in Source], "source")
+                build_unknown_name_problem(
+                    "source", str(source), [item.value for item in TimelineSource], "source"
+                )
             )
         if problems:
             raise InputError(problems)
         return cls(
             spans=tables[0],
             counters=tables[1],
-            source=Source(source),
+            source=TimelineSource(source),
             metadata=dict(metadata or {}),
         )
 
     @classmethod
-    def empty(cls, source: Source | str = Source.UNKNOWN) -> Self:
+    def empty(cls, source: TimelineSource | str = TimelineSource.UNKNOWN) -> Self:
         """A timeline without spans and counters."""
-        return cls.from_columns(_no_rows(SPANS), source=source)
+        return cls.from_columns(_no_rows(SPAN_COLUMNS_BY_NAME), source=source)
 
     @classmethod
     def concat(cls, timelines: Iterable["Timeline"]) -> "Timeline":
@@ -99,18 +111,22 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
             return cls.empty()
         if len(parts) == 1:
             return parts[0]
-        sources = sorted({part.source for part in parts} - {Source.UNKNOWN})
+        sources = sorted({part.source for part in parts} - {TimelineSource.UNKNOWN})
         if len(sources) > 1:
             fix = "keep them apart and compare them instead"
             raise InputError([Problem("source", f"cannot join {' and '.join(sources)}", fix)])
         agreed = set(parts[0].metadata.items()).intersection(*(p.metadata.items() for p in parts))
-        known = frozenset.intersection(*(part.known for part in parts))
+        known = frozenset.intersection(*(part.known_columns for part in parts))
         return cls(
-            spans=_stack([part.spans for part in parts], SPANS, known),
-            counters=_stack([part.counters for part in parts], COUNTERS, frozenset(COUNTERS)),
-            source=sources[0] if sources else Source.UNKNOWN,
+            spans=_stack([part.spans for part in parts], SPAN_COLUMNS_BY_NAME, known),
+            counters=_stack(
+                [part.counters for part in parts],
+                COUNTER_COLUMNS_BY_NAME,
+                frozenset(COUNTER_COLUMNS_BY_NAME),
+            ),
+            source=sources[0] if sources else TimelineSource.UNKNOWN,
             metadata=dict(sorted(agreed)),
-            known=known,
+            known_columns=known,
         )
 
     @property
@@ -138,7 +154,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
             raise InputError([Problem(name, "holds strings", f"use strings({name!r})")])
         return _numbers(self, column.name)
 
-    def strings(self, name: str) -> Coded:
+    def string_column(self, name: str) -> DictionaryColumn:
         """A string column of the spans as codes and distinct values; -1 where there is none."""
         column = self._column(name)
         if not column.is_string:
@@ -149,7 +165,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
         self,
         *,
         ranks: Collection[int] | None = None,
-        kinds: Collection[Kind | str] | None = None,
+        kinds: Collection[SpanKind | str] | None = None,
         window_ns: Window | None = None,
     ) -> "Timeline":
         """Keep the spans of these ranks and kinds that touch the window, and its counters."""
@@ -158,12 +174,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
         if ranks is not None:
             wanted = np.asarray(sorted(ranks), dtype=np.int64)
             keep &= np.isin(self.column("rank"), wanted)
-            keep_counter &= np.isin(numbers(self.counters, COUNTERS["rank"]), wanted)
+            keep_counter &= np.isin(
+                to_numpy(self.counters, COUNTER_COLUMNS_BY_NAME["rank"]), wanted
+            )
         if kinds is not None:
-            keep &= has_kind(self.strings("kind"), kinds)
+            keep &= match_kinds(self.string_column("kind"), kinds)
         if window_ns is not None:
-            keep &= touches(self.column("start_ns"), self.column("duration_ns"), window_ns)
-            time = numbers(self.counters, COUNTERS["time_ns"])
+            keep &= overlaps_window(self.column("start_ns"), self.column("duration_ns"), window_ns)
+            time = to_numpy(self.counters, COUNTER_COLUMNS_BY_NAME["time_ns"])
             keep_counter &= (time >= window_ns[0]) & (time < window_ns[1])
         return msgspec.structs.replace(
             self,
@@ -171,14 +189,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
             counters=self.counters.filter(pa.array(keep_counter)),
         )
 
-    def by_rank(self) -> Iterator["Timeline"]:
+    def split_by_rank(self) -> Iterator["Timeline"]:
         """One timeline per rank, in the order of ranks; rows keep their order."""
         return iter(_parts(self) or (self,) * len(self.ranks))
 
     def equals(self, other: "Timeline") -> bool:
         """Whether both say the same, row for row, however the strings are encoded."""
         return (
-            (self.source, self.metadata, self.known) == (other.source, other.metadata, other.known)
+            (self.source, self.metadata, self.known_columns)
+            == (other.source, other.metadata, other.known_columns)
             and _plain(self.spans, SPAN_COLUMNS).equals(_plain(other.spans, SPAN_COLUMNS))
             and _plain(self.counters, COUNTER_COLUMNS).equals(
                 _plain(other.counters, COUNTER_COLUMNS)
@@ -186,15 +205,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True
         )
 
     def _column(self, name: str) -> Column:
-        if name not in SPANS:
-            raise InputError([unknown_name("column", name, SPANS)])
-        if name not in self.known:
+        if name not in SPAN_COLUMNS_BY_NAME:
+            raise InputError([build_unknown_name_problem("column", name, SPAN_COLUMNS_BY_NAME)])
+        if name not in self.known_columns:
             fix = f"add {name!r} to the columns that are read"
             raise InputError([Problem(name, "was not read from the file", fix)])
-        return SPANS[name]
+        return SPAN_COLUMNS_BY_NAME[name]
 
 
-@once
+@memoize
 def _ranks(timeline: Timeline) -> tuple[int, ...]:
     return tuple(sorted({*_distinct(timeline.spans), *_distinct(timeline.counters)}))
 
@@ -206,7 +225,7 @@ def _distinct(table: pa.Table) -> list[int]:
     return found
 
 
-@once
+@memoize
 def _parts(timeline: Timeline) -> tuple[Timeline, ...]:
     """One timeline per rank; none where there is no more than one."""
     if len(timeline.ranks) < 2:
@@ -222,29 +241,31 @@ def _parts(timeline: Timeline) -> tuple[Timeline, ...]:
     )
 
 
-@once
+@memoize
 def _numbers(timeline: Timeline, name: str) -> npt.NDArray[Any]:
-    return numbers(timeline.spans, SPANS[name])
+    return to_numpy(timeline.spans, SPAN_COLUMNS_BY_NAME[name])
 
 
-@once
-def _coded(timeline: Timeline, name: str) -> Coded:
-    return coded(timeline.spans, SPANS[name])
+@memoize
+def _coded(timeline: Timeline, name: str) -> DictionaryColumn:
+    return to_dictionary(timeline.spans, SPAN_COLUMNS_BY_NAME[name])
 
 
-def has_kind(kind: Coded, kinds: Collection[Kind | str]) -> npt.NDArray[np.bool_]:
+def match_kinds(kind: DictionaryColumn, kinds: Collection[SpanKind | str]) -> npt.NDArray[np.bool_]:
     """Which rows are of one of these kinds."""
-    unknown = sorted(set(map(str, kinds)) - set(Kind))
+    unknown = sorted(set(map(str, kinds)) - set(SpanKind))
     if unknown:
-        known = [item.value for item in Kind]
-        raise InputError([unknown_name("kind", name, known, "kinds") for name in unknown])
+        known = [item.value for item in SpanKind]
+        raise InputError(
+            [build_unknown_name_problem("kind", name, known, "kinds") for name in unknown]
+        )
     wanted = {str(item) for item in kinds}
     is_wanted = np.array([value in wanted for value in kind.values] + [False], dtype=np.bool_)
     rows: npt.NDArray[np.bool_] = is_wanted[kind.codes]
     return rows
 
 
-def touches(
+def overlaps_window(
     start_ns: npt.NDArray[Any], duration_ns: npt.NDArray[Any], window_ns: Window
 ) -> npt.NDArray[np.bool_]:
     """Which spans have a moment inside the window; an instant has the one it starts at."""
@@ -265,12 +286,14 @@ def _stack(
     """Tables one after another; a column that only some have is null in the others."""
     present = {name for table in tables for name in table.column_names} & known
     wanted = [column for name, column in columns.items() if name in present]
-    return pa.concat_tables([complete(table, wanted) for table in tables]).unify_dictionaries()
+    return pa.concat_tables(
+        [add_missing_columns(table, wanted) for table in tables]
+    ).unify_dictionaries()
 
 
 def _by_rank(table: pa.Table) -> dict[int, pa.Table]:
     """The rows of each rank; a table that is sorted by rank is cut without copying."""
-    rank = numbers(table, COUNTERS["rank"])
+    rank = to_numpy(table, COUNTER_COLUMNS_BY_NAME["rank"])
     if not rank.size:
         return {}
     if np.any(rank[1:] < rank[:-1]):
@@ -282,7 +305,7 @@ def _by_rank(table: pa.Table) -> dict[int, pa.Table]:
 
 def _plain(table: pa.Table, columns: Iterable[Column]) -> pa.Table:
     """The table with all columns, strings not encoded, in one chunk."""
-    whole = complete(table, columns)
+    whole = add_missing_columns(table, columns)
     arrays = [
         pc.cast(array, pa.string()) if pa.types.is_dictionary(array.type) else array
         for array in whole.columns

@@ -4,15 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.observe.analyze.breakdown import RankBreakdown, breakdown_of
-from meshwright.observe.analyze.idle import idle_of
-from meshwright.observe.analyze.kernels import kernels_of
-from meshwright.observe.analyze.launches import launches_of
-from meshwright.observe.analyze.mfu import mfu_of
-from meshwright.observe.analyze.overlap import overlap_of
-from meshwright.observe.analyze.regions import regions_of
-from meshwright.observe.analyze.steps import Extent, counted, counted_steps, steps_of
-from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.observe.analyze.compute_efficiency.kernel_table import analyze_rank_kernels
+from meshwright.observe.analyze.compute_efficiency.mfu import analyze_rank_mfu
+from meshwright.observe.analyze.device_time.annotated_regions import analyze_rank_regions
+from meshwright.observe.analyze.device_time.breakdown import RankBreakdown, analyze_rank_breakdown
+from meshwright.observe.analyze.device_time.idle_time import analyze_rank_idle
+from meshwright.observe.analyze.device_time.launches import analyze_rank_launches
+from meshwright.observe.analyze.device_time.overlap import analyze_rank_overlap
+from meshwright.observe.analyze.spans.analysis_extent import (
+    AnalysisExtent,
+    count_complete_steps,
+    select_counted_spans,
+)
+from meshwright.observe.analyze.spans.steps import find_rank_steps
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
 from meshwright.timeline.timeline import Timeline
 
 pytestmark = pytest.mark.real
@@ -32,8 +37,8 @@ def _says(page: str, *figures: str) -> None:
 
 def test_figures_of_the_8_rank_job(shared: Path) -> None:
     part = _read(shared, "modded-nanogpt/8rank-h100-2025-12-11/rank-0")
-    found, over = breakdown_of(part), overlap_of(part)
-    whole = breakdown_of(part, Extent.SETTLED)
+    found, over = analyze_rank_breakdown(part), analyze_rank_overlap(part)
+    whole = analyze_rank_breakdown(part, AnalysisExtent.COMPLETE_STEPS)
 
     def parts(one: RankBreakdown) -> dict[str, int]:
         return {
@@ -51,10 +56,10 @@ def test_figures_of_the_8_rank_job(shared: Path) -> None:
     said = f"{both['all_gather']} are all-gather and {both['reduce_scatter']} reduce-scatter"
     _says("breakdown", f"{found.window_ns / MS:.3f} ms", said, *rows)
     _says("overlap", f"{over.communication_ns / MS:.3f} ms", f"{over.hidden_ns / MS:.3f} ms")
-    marks = steps_of(part).steps
+    marks = find_rank_steps(part).steps
     host = [f"{one.duration_ns / MS:.1f}" for one in marks]
     late = f"{(marks[2].device_end_ns - marks[2].end_ns) / MS:.0f} ms after the host"
-    settled = f"{counted(part).row.size} device spans in {whole.window_ns / MS:.1f} ms"
+    settled = f"{select_counted_spans(part).row.size} device spans in {whole.window_ns / MS:.1f} ms"
     in_window = f"{found.num_spans} spans here, in {found.window_ns / MS:.1f} ms"
     in_steps = f"{whole.num_spans} of three whole steps in {whole.window_ns / MS:.1f}"
     _says("hta", f"{in_window}, for {in_steps}")
@@ -63,8 +68,8 @@ def test_figures_of_the_8_rank_job(shared: Path) -> None:
 
 def test_figures_of_its_kernels(shared: Path) -> None:
     part = _read(shared, "modded-nanogpt/8rank-h100-2025-12-11/rank-0")
-    (best,) = (one for one in kernels_of(part).kernels if one.name.endswith("coopA_NNT"))
-    use = mfu_of(part)
+    (best,) = (one for one in analyze_rank_kernels(part).kernels if one.name.endswith("coopA_NNT"))
+    use = analyze_rank_mfu(part)
     assert best.flops_per_s
     assert best.peak_share
     assert use.mfu
@@ -80,8 +85,8 @@ def test_figures_of_its_kernels(shared: Path) -> None:
 
 def test_figures_of_idle_devices(shared: Path) -> None:
     folder = "kineto-tb-plugin/resnet50_num_workers_"
-    alone = idle_of(_read(shared, f"{folder}0/worker0.1623143089861.pt.trace"))
-    helped = idle_of(_read(shared, f"{folder}4/worker0.1623212756351.pt.trace"))
+    alone = analyze_rank_idle(_read(shared, f"{folder}0/worker0.1623143089861.pt.trace"))
+    helped = analyze_rank_idle(_read(shared, f"{folder}4/worker0.1623212756351.pt.trace"))
     _says(
         "idle",
         f"{alone.idle_ns / MS:.0f} ms idle, {alone.data_wait_ns / MS:.0f} ms are data wait and "
@@ -92,24 +97,25 @@ def test_figures_of_idle_devices(shared: Path) -> None:
 
 
 def test_figures_of_launches(shared: Path) -> None:
-    found = launches_of(_read(shared, "tracelens/b200/eager_trace"))
-    (region,) = found.launch_bound
-    assert found.delay is not None
+    found = analyze_rank_launches(_read(shared, "tracelens/b200/eager_trace"))
+    (region,) = found.launch_bound_regions
+    assert found.launch_delay is not None
     _says(
         "launches",
-        f"{found.num_launches} launches, a median delay of {found.delay.median_ns / 1e3:.1f} µs",
-        f"a mean queue of {found.queues[0].mean_length:.1f}",
+        f"{found.num_launches} launches, a median delay of "
+        f"{found.launch_delay.median_ns / 1e3:.1f} µs",
+        f"a mean queue of {found.stream_queues[0].mean_length:.1f}",
         f"{(region.end_ns - region.start_ns) / MS:.0f} ms with {region.num_kernels} kernels of "
         f"{region.mean_kernel_ns / 1e3:.1f} µs on average, idle for {region.idle_ns / MS:.0f} ms",
     )
-    replay = launches_of(_read(shared, "hta/df_index_resolver/df_index_resolver"))
+    replay = analyze_rank_launches(_read(shared, "hta/df_index_resolver/df_index_resolver"))
     (graph,) = replay.graph_candidates
     _says("launches", f"{graph.num_launches} kernels in", f"{graph.idle_ns / MS:.0f} ms idle")
 
 
 def test_figures_of_regions(shared: Path) -> None:
     part = _read(shared, "hta/trace_diff/control/control")
-    found, number = regions_of(part), counted_steps(part)
+    found, number = analyze_rank_regions(part), count_complete_steps(part)
     each = {one.path: one.total_ns / MS / number for one in found.regions}
     inner = ("## forward ##", "## forward:all2all_global_emb ##")
     _says(

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from meshwright import observe
-from meshwright.observe.analyze.breakdown import breakdown_of
-from meshwright.observe.analyze.idle import idle_of
-from meshwright.observe.analyze.kernels import kernels_of
-from meshwright.observe.analyze.launches import launches_of
-from meshwright.observe.analyze.steps import Extent, counted_steps, steps_of
-from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.observe.analyze.compute_efficiency.kernel_table import analyze_rank_kernels
+from meshwright.observe.analyze.device_time.breakdown import analyze_rank_breakdown
+from meshwright.observe.analyze.device_time.idle_time import analyze_rank_idle
+from meshwright.observe.analyze.device_time.launches import analyze_rank_launches
+from meshwright.observe.analyze.spans.analysis_extent import AnalysisExtent, count_complete_steps
+from meshwright.observe.analyze.spans.steps import find_rank_steps
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
 from meshwright.timeline.timeline import Timeline
 
 pytestmark = pytest.mark.real
@@ -46,8 +47,8 @@ def test_breakdown_and_overlap(
     rest_ns = found.exposed_communication_ns + found.exposed_memory_copy_ns
     parts = (found.idle_ns, found.compute_ns, rest_ns, found.window_ns)
     assert tuple(round(ns / 1000) for ns in parts) == figures
-    assert over.share is not None
-    assert round(100 * over.share, 2) == overlap
+    assert over.overlap_share is not None
+    assert round(100 * over.overlap_share, 2) == overlap
 
 
 @pytest.mark.parametrize(
@@ -66,35 +67,35 @@ def test_whole_steps_are_counted(
     shared: Path, name: str, spans: int, steps: int, window_us: int
 ) -> None:
     part = _read(shared, name)
-    found = breakdown_of(part, Extent.SETTLED)
-    assert (found.num_spans, counted_steps(part)) == (spans, steps)
+    found = analyze_rank_breakdown(part, AnalysisExtent.COMPLETE_STEPS)
+    assert (found.num_spans, count_complete_steps(part)) == (spans, steps)
     assert round(found.window_ns / 1000) == window_us
 
 
 def test_a_step_of_the_8_rank_job_takes_41_ms_and_varies(shared: Path) -> None:
-    found = steps_of(_read(shared, f"{NANOGPT}0"))
+    found = find_rank_steps(_read(shared, f"{NANOGPT}0"))
     assert [step.number for step in found.steps] == [10, 11, 12, 13]
     assert [round(step.duration_ns / 1e6) for step in found.steps] == [45, 43, 36, 41]
 
 
 def test_a_loader_without_workers_is_what_the_device_waits_for(shared: Path) -> None:
     folder = "kineto-tb-plugin/resnet50_num_workers_"
-    alone = idle_of(_read(shared, f"{folder}0/worker0.1623143089861.pt.trace"))
-    helped = idle_of(_read(shared, f"{folder}4/worker0.1623212756351.pt.trace"))
+    alone = analyze_rank_idle(_read(shared, f"{folder}0/worker0.1623143089861.pt.trace"))
+    helped = analyze_rank_idle(_read(shared, f"{folder}4/worker0.1623212756351.pt.trace"))
     assert alone.data_wait_ns > 0.7 * alone.idle_ns
     assert helped.data_wait_ns < 0.02 * helped.idle_ns
 
 
 def test_eager_inference_of_one_batch_is_launch_bound(shared: Path) -> None:
     part = _read(shared, "tracelens/b200/eager_trace")
-    idle = idle_of(part)
+    idle = analyze_rank_idle(part)
     assert idle.host_bound_ns > 0.9 * idle.idle_ns
-    regions = launches_of(part).launch_bound
+    regions = analyze_rank_launches(part).launch_bound_regions
     assert sum(region.idle_ns for region in regions) > 0.7 * idle.idle_ns
 
 
 def test_products_run_below_the_peak_of_the_device(shared: Path) -> None:
-    found = kernels_of(_read(shared, f"{NANOGPT}0"))
+    found = analyze_rank_kernels(_read(shared, f"{NANOGPT}0"))
     shares = [kernel.peak_share for kernel in found.kernels if kernel.peak_share is not None]
     assert found.device == "h100-80g-sxm"
     assert 0.6 < max(shares) < 1.0

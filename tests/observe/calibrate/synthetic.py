@@ -5,18 +5,19 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from meshwright.observe.bench.attention import cases as attention_cases
-from meshwright.observe.bench.case import Case, Machine, Row
-from meshwright.observe.bench.products import part_at
-from meshwright.observe.bench.shapes import Shape, product_shapes
-from meshwright.observe.bench.suite import Bench
-from meshwright.observe.calibrate.subjects import subjects
-from meshwright.predict.cost import AttentionCurve, Calibration, ProductCurve, costs_for
-from meshwright.spec.catalog import gpu
+from meshwright.observe.bench.bench_case import BenchCase, BenchRow
+from meshwright.observe.bench.kernels.attention import list_attention_cases
+from meshwright.observe.bench.kernels.gemm import choose_gemm_pass
+from meshwright.observe.bench.kernels.gemm_shapes import BenchGemmShape, sample_gemm_shapes
+from meshwright.observe.bench.suite import BenchResult
+from meshwright.observe.calibrate.fit_targets import list_fit_targets
+from meshwright.observe.hardware.machine import Machine
+from meshwright.predict.cost import AttentionCurve, Calibration, GemmCurve, build_device_costs
+from meshwright.spec.catalog import get_gpu
 
-GPU = gpu("h200-141g-sxm")
+GPU = get_gpu("h200-141g-sxm")
 MACHINE = Machine(device="NVIDIA H200", gpu=GPU.name, torch="2.11")
-PRODUCT = ProductCurve(
+PRODUCT = GemmCurve(
     precision="bf16",
     efficiency=0.62,
     bandwidth=0.71,
@@ -41,43 +42,43 @@ ATTENTION = AttentionCurve(
 )
 TRUE = Calibration(gpu=GPU.name, source="made up", products=(PRODUCT,), attention=(ATTENTION,))
 
-Extra = Callable[[Case], float]
+Extra = Callable[[BenchCase], float]
 
 
-def product_cases(number: int, *, after: int = 0, precision: str = "bf16") -> list[Case]:
+def product_cases(number: int, *, after: int = 0, precision: str = "bf16") -> list[BenchCase]:
     """Return designed products."""
     return [
-        _case(part_at(place), shape, precision)
-        for place, shape in enumerate(product_shapes(number, after=after))
+        _case(choose_gemm_pass(place), shape, precision)
+        for place, shape in enumerate(sample_gemm_shapes(number, after=after))
     ]
 
 
-def _case(part: str, shape: Shape, precision: str) -> Case:
+def _case(part: str, shape: BenchGemmShape, precision: str) -> BenchCase:
     sizes: dict[str, int | float | str] = {"m": shape.m, "n": shape.n, "k": shape.k}
-    return Case(family="products", name=part, sizes={**sizes, "precision": precision})
+    return BenchCase(family="gemm", name=part, sizes={**sizes, "precision": precision})
 
 
-def forward_attention() -> list[Case]:
+def forward_attention() -> list[BenchCase]:
     """Return what a bench measures of attention forward, without kernels of another kind."""
     return [
         case
-        for case in attention_cases("full", True)
+        for case in list_attention_cases("full", True)
         if case.name == "forward"
-        and case.word("mask") in ("causal", "full")
+        and case.text("mask") in ("causal", "full")
         and case.size("head_dim") < 256
     ]
 
 
 def measured(
-    cases: list[Case], *, noise: float = 0.0, extra: Extra = lambda _: 0.0, seed: int = 0
-) -> tuple[Row, ...]:
+    cases: list[BenchCase], *, noise: float = 0.0, extra: Extra = lambda _: 0.0, seed: int = 0
+) -> tuple[BenchRow, ...]:
     """Return rows of the made-up device: its true time, times exp(extra + noise)."""
     draw = np.random.default_rng(seed)
-    device = costs_for(GPU, TRUE)
+    device = build_device_costs(GPU, TRUE)
     blank = [row_of(case, 1.0) for case in cases]
     times = {
-        row.case.key: subject.seconds(device, row)
-        for subject in subjects(blank, GPU)
+        row.case.key: subject.predict_seconds(device, row)
+        for subject in list_fit_targets(blank, GPU)
         for row in subject.rows
     }
     return tuple(
@@ -86,16 +87,18 @@ def measured(
     )
 
 
-def row_of(case: Case, seconds: float) -> Row:
+def row_of(case: BenchCase, seconds: float) -> BenchRow:
     """Return a row that took so long."""
-    return Row(case=case, seconds=seconds, low_s=seconds, high_s=seconds, samples=7, loaded=True)
+    return BenchRow(
+        case=case, median_s=seconds, p10_s=seconds, p90_s=seconds, num_samples=7, under_load=True
+    )
 
 
-def bench(*rows: Row) -> Bench:
+def bench(*rows: BenchRow) -> BenchResult:
     """Return rows as a file of the made-up device holds them."""
-    return Bench(MACHINE, rows)
+    return BenchResult(MACHINE, rows)
 
 
-def unloaded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+def unloaded(rows: tuple[BenchRow, ...]) -> tuple[BenchRow, ...]:
     """Return the same rows as if the device had been at ease."""
-    return tuple(msgspec.structs.replace(row, loaded=False) for row in rows)
+    return tuple(msgspec.structs.replace(row, under_load=False) for row in rows)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.observe.findings import patterns
+from meshwright.observe.findings import list_patterns
 from validation.findings.scores import score
 from validation.findings.trials import labelled_trials, labels
 
@@ -24,7 +24,7 @@ def test_labels_are_found(shared: Path) -> None:
 
 
 def test_labels_name_known_patterns_and_say_why() -> None:
-    known = {pattern.name for pattern in patterns()}
+    known = {pattern.name for pattern in list_patterns()}
     for trace in labels():
         assert set(trace["present"]) | set(trace.get("open", ())) <= known
         assert trace["reason"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshwright.observe.findings import Rank, find, patterns
-from meshwright.observe.findings.registry import JOB_PATTERNS, RANK_PATTERNS
+from meshwright.observe.findings import RankContext, find_inefficiencies, list_patterns
+from meshwright.observe.findings.job.job_registry import CROSS_RANK_PATTERNS, RANK_PATTERNS
 from meshwright.timeline.timeline import Timeline
 from validation.findings.clean_jobs import clean_job
 from validation.findings.faults import FAULTS, planted
@@ -32,25 +32,27 @@ def test_there_is_a_fault_for_every_pattern_of_a_rank() -> None:
 def test_a_planted_fault_is_found_with_its_cost(name: str, short: Timeline, long: Timeline) -> None:
     base = long if FAULTS[name].least_steps else short
     part, cost_ns = planted(base, name, 3.0, seed=5)
-    found = {one.name: one for one in find([part])}
+    found = {one.name: one for one in find_inefficiencies([part])}
     assert name in found
     assert set(found) - {name} <= set(FAULTS[name].also)
     told = found[name].gpu_share
     if told is None:
         assert name == "memory-fragmentation"
         return
-    assert LEAST_TOLD < told / (cost_ns / Rank(part).window_ns) < MOST_TOLD
+    assert LEAST_TOLD < told / (cost_ns / RankContext(part).window_ns) < MOST_TOLD
 
 
-@pytest.mark.parametrize("name", ["data-loader-stall", "casts", "exposed-all-gather", "item-sync"])
+@pytest.mark.parametrize(
+    "name", ["data-loader-stall", "dtype-casts", "exposed-all-gather", "item-sync"]
+)
 def test_half_of_what_is_told_stays_untold(name: str, short: Timeline) -> None:
     part, _ = planted(short, name, 0.5, seed=6)
-    assert name not in {one.name for one in find([part])}
+    assert name not in {one.name for one in find_inefficiencies([part])}
 
 
 def test_faults_that_only_several_ranks_show_are_found() -> None:
     trials = list(job_trials([11]))
-    for name in JOB_PATTERNS:
+    for name in CROSS_RANK_PATTERNS:
         counted = score(trials, name)
         assert counted.missed == 0, name
         assert counted.false == 0, name
@@ -58,4 +60,4 @@ def test_faults_that_only_several_ranks_show_are_found() -> None:
 
 
 def test_the_families_hold_every_pattern() -> None:
-    assert {one.name for one in patterns()} == {*RANK_PATTERNS, *JOB_PATTERNS}
+    assert {one.name for one in list_patterns()} == {*RANK_PATTERNS, *CROSS_RANK_PATTERNS}

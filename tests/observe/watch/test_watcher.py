@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.observe.watch.agent.pages import PLAIN, StepPage
-from meshwright.observe.watch.asking import Asking
-from meshwright.observe.watch.errands import Errands
-from meshwright.observe.watch.folder import Folder, make_folder
-from meshwright.observe.watch.settings import Settings
-from meshwright.observe.watch.status import read_status
+from meshwright.observe.watch.agent.shared_pages import PLAIN, StepPage
+from meshwright.observe.watch.background_worker import BackgroundWorker
+from meshwright.observe.watch.capture_requester import CaptureRequester
+from meshwright.observe.watch.watch_config import WatchConfig
+from meshwright.observe.watch.watch_folder import WatchFolder, create_watch_folder
+from meshwright.observe.watch.watch_status import read_status
 from meshwright.observe.watch.watcher import Watcher
 
 MS = 1_000_000
@@ -19,15 +19,15 @@ NO_SUCH_PID = 2**22 + 1
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return make_folder(tmp_path / "w", {})
+def folder(tmp_path: Path) -> WatchFolder:
+    return create_watch_folder(tmp_path / "w", {})
 
 
-def _watcher(folder: Folder) -> Watcher:
-    return Watcher(folder, Settings(), "train", None)
+def _watcher(folder: WatchFolder) -> Watcher:
+    return Watcher(folder, WatchConfig(), "train", None)
 
 
-def _steps(folder: Folder, pid: int, *lengths_ms: int) -> None:
+def _steps(folder: WatchFolder, pid: int, *lengths_ms: int) -> None:
     page = StepPage(str(folder.agents / f"{pid}.steps"), pid, 0, 0)
     at = 0
     for length in lengths_ms:
@@ -36,53 +36,53 @@ def _steps(folder: Folder, pid: int, *lengths_ms: int) -> None:
 
 
 def test_a_job_that_was_started_again_is_watched_for_slowdowns_from_its_first_step(
-    folder: Folder,
+    folder: WatchFolder,
 ) -> None:
     watcher = _watcher(folder)
     _steps(folder, NO_SUCH_PID, *[200] * 60, *[400] * 10)
     watcher.tick()
     _steps(folder, NO_SUCH_PID + 1, *[200] * 40, *[500] * 10)
     watcher.tick()
-    found = watcher.status().slowdowns
+    found = watcher.build_status().slowdowns
     assert [round(one.after_ms) for one in found] == [400, 500]
 
 
-def test_a_process_that_begins_anew_under_its_number_is_seen(folder: Folder) -> None:
+def test_a_process_that_begins_anew_under_its_number_is_seen(folder: WatchFolder) -> None:
     watcher = _watcher(folder)
     _steps(folder, NO_SUCH_PID, 200, 200, 200)
     watcher.tick()
     _steps(folder, NO_SUCH_PID, 200)
     watcher.tick()
-    assert watcher.status().steps == 1
+    assert watcher.build_status().steps == 1
 
 
-def test_the_exit_code_comes_through_where_nothing_can_be_written(folder: Folder) -> None:
+def test_the_exit_code_comes_through_where_nothing_can_be_written(folder: WatchFolder) -> None:
     watcher = _watcher(folder)
     shutil.rmtree(folder.path)
-    watcher.started(1)
+    watcher.on_job_start(1)
     watcher.tick()
-    assert watcher.ended(3).code == 3
+    assert watcher.on_job_exit(3).exit_code == 3
 
 
 def test_the_end_is_on_disk_before_slow_work_is_waited_for_and_whatever_cuts_that_short(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: WatchFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int | None] = []
 
-    def interrupted(_self: Errands, _within_s: float) -> None:
-        codes.append(read_status(folder.status).code)
+    def interrupted(_self: BackgroundWorker, _within_s: float) -> None:
+        codes.append(read_status(folder.status).exit_code)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Errands, "finish", interrupted)
-    assert _watcher(folder).ended(3).code == 3
+    monkeypatch.setattr(BackgroundWorker, "drain", interrupted)
+    assert _watcher(folder).on_job_exit(3).exit_code == 3
     assert codes == [3]
 
 
-def test_traces_that_nobody_waits_for_any_more_are_removed(folder: Folder) -> None:
-    asking = Asking(folder)
+def test_traces_that_nobody_waits_for_any_more_are_removed(folder: WatchFolder) -> None:
+    asking = CaptureRequester(folder)
     (folder.incoming / "000001-5-0.json").write_text("{}")
     left = []
     for _ in range(7):
-        asking.ask(10, 1, "routine", now_ns=0, wait_s=1)
+        asking.request(10, 1, "routine", now_ns=0, wait_s=1)
         left.append(len(list(folder.incoming.iterdir())))
     assert left == [1, 1, 1, 1, 1, 0, 0]

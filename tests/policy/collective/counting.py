@@ -1,6 +1,7 @@
 """A second opinion on collectives: it carries them out slot by slot, with Python's `Counter`.
 
-It shares nothing with `verify` but the meaning of an operation, and is only fit for a few ranks.
+It shares nothing with `verify_collective` but the meaning of an operation, and is only fit for a
+few ranks.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ Held = dict[Cell, Counter[Cell]]
 def sound(collective: Collective) -> bool:
     """Return whether a collective does what its operation promises, by counting."""
     held = inputs(collective)
-    for _, moves in collective.walk():
+    for _, moves in collective.iterate_steps():
         if not _carry_out(collective, held, moves.table.tolist()):
             return False
     return all(held.get(cell) == value for cell, value in promised(collective).items())
@@ -87,7 +88,7 @@ def _promised_unevenly(collective: Collective) -> Held:
 
 def _carry_out(collective: Collective, held: Held, rows: list[list[int]]) -> bool:
     """Carry out a step; return whether it is allowed."""
-    slots, places, ranks = collective.slots, collective.places, collective.ranks
+    slots, places, ranks = collective.slots, collective.num_endpoints, collective.ranks
     read: set[Cell] = set()
     written: dict[Cell, int] = {}
     arrives = []

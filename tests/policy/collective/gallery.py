@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.policy.collective import ALGORITHMS, Collective, build
-from meshwright.policy.collective.collective import ROOTED
+from meshwright.policy.collective import ALGORITHMS, Collective, build_algorithm
+from meshwright.policy.collective.collective import ROOTED_OPS
 
 _NODES = {"three_level": {"per_node": 2, "nodes_per_pod": 2}}
 
@@ -21,7 +21,7 @@ def gallery(sizes: tuple[int, ...] = (2, 3, 4, 6, 8)) -> Iterator[Collective]:
                     if ranks % 2:
                         continue
                     wished.update(_NODES.get(algorithm.name, {"per_node": ranks // 2}))
-                if op in ROOTED:
+                if op in ROOTED_OPS:
                     wished["root"] = ranks // 2
                 if op == "all_to_all_v":
                     wished["counts"] = [
@@ -29,7 +29,7 @@ def gallery(sizes: tuple[int, ...] = (2, 3, 4, 6, 8)) -> Iterator[Collective]:
                     ]
                 if op == "send_recv":
                     wished["peers"] = [(rank + 1) % ranks for rank in range(ranks)]
-                yield build(algorithm.name, op, ranks, **wished)
+                yield build_algorithm(algorithm.name, op, ranks, **wished)
 
 
 def label(collective: Collective) -> str:

@@ -5,15 +5,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from meshwright.policy.collective import build
-from meshwright.policy.collective.shape import Shape, ring_orders
+from meshwright.policy.collective import build_algorithm
+from meshwright.policy.collective.algorithms.algorithm_shape import AlgorithmShape, list_ring_orders
 
 
 def crossings(nodes: int, per_node: int, channels: int) -> list[tuple[int, int, int]]:
     """Return the hops between nodes, as (channel, from, to)."""
-    shape = Shape(ranks=nodes * per_node, per_node=per_node, channels=channels)
+    shape = AlgorithmShape(ranks=nodes * per_node, per_node=per_node, channels=channels)
     found = []
-    for channel, order in enumerate(ring_orders(shape)):
+    for channel, order in enumerate(list_ring_orders(shape)):
         for src, dst in zip(order, np.roll(order, -1), strict=True):
             if src // per_node != dst // per_node:
                 found.append((channel, src, int(dst)))
@@ -45,10 +45,10 @@ def test_a_ring_is_entered_once_per_node() -> None:
 
 
 def test_orders_given_by_hand_are_followed() -> None:
-    ring = build("ring", "all_gather", 4, orders=[(0, 2, 1, 3), (3, 1, 2, 0)])
+    ring = build_algorithm("ring", "all_gather", 4, orders=[(0, 2, 1, 3), (3, 1, 2, 0)])
     hops = {
         (src, dst, channel)
-        for _, moves in ring.walk()
+        for _, moves in ring.iterate_steps()
         for src, dst, *_, channel, _ in moves.table.tolist()
     }
     assert ring.channels == 2
@@ -59,6 +59,9 @@ def test_orders_given_by_hand_are_followed() -> None:
 
 
 def test_a_ring_in_any_order_is_as_small_a_value_as_one_in_the_order_of_the_ranks() -> None:
-    plain, railed = build("ring", "all_gather", 64), build("ring", "all_gather", 64, per_node=8)
+    plain, railed = (
+        build_algorithm("ring", "all_gather", 64),
+        build_algorithm("ring", "all_gather", 64, per_node=8),
+    )
     assert len(railed.sweeps) == len(plain.sweeps) == 1
     assert len(railed.sweeps[0].moves) == len(plain.sweeps[0].moves) == 64

@@ -12,7 +12,7 @@ Edge = tuple[int, int]
 def edges(collective: Collective) -> Counter[Edge]:
     """Return the chunks that go from place to place; what stays in a place is not counted."""
     sent: Counter[Edge] = Counter()
-    for _, moves in collective.walk():
+    for _, moves in collective.iterate_steps():
         for src, dst, _, _, count, *_ in moves.table.tolist():
             if src != dst:
                 sent[src, dst] += count
@@ -30,4 +30,4 @@ def sent_by(collective: Collective, counts: Callable[[Edge], bool] = bool) -> li
 
 def busy_steps(collective: Collective) -> int:
     """Return the steps in which anything leaves a place."""
-    return sum(bool((moves.src != moves.dst).any()) for _, moves in collective.walk())
+    return sum(bool((moves.src != moves.dst).any()) for _, moves in collective.iterate_steps())

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from meshwright.policy.pipeline import Action, Schedule
-from meshwright.policy.pipeline.building import WRITERS, build
+from meshwright.policy.pipeline import PipelineAction, PipelineSchedule
+from meshwright.policy.pipeline.schedule_builder import ACTION_WRITERS, build_schedule
 
 Number = int | Fraction
 
@@ -31,7 +31,7 @@ class Run:
 
 
 def execute(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     forward: Number = 1,
     backward_input: Number = 1,
     backward_weight: Number = 1,
@@ -66,21 +66,21 @@ def execute(
     return run
 
 
-def _together(lane: tuple[Action, ...]) -> list[list[Action]]:
-    found: list[list[Action]] = []
+def _together(lane: tuple[PipelineAction, ...]) -> list[list[PipelineAction]]:
+    found: list[list[PipelineAction]] = []
     for action in lane:
-        if action.joined:
+        if action.is_concurrent:
             found[-1].append(action)
         else:
             found.append([action])
     return found
 
 
-def _key(action: Action) -> tuple[str, int, int]:
+def _key(action: PipelineAction) -> tuple[str, int, int]:
     return ("I" if action.op == "B" else action.op, action.chunk, action.microbatch)
 
 
-def _sources(action: Action, chunks: int) -> list[tuple[str, int, int]]:
+def _sources(action: PipelineAction, chunks: int) -> list[tuple[str, int, int]]:
     op, chunk, microbatch = _key(action)
     if op == "F":
         return [("F", chunk - 1, microbatch)] if chunk > 0 else []
@@ -90,21 +90,23 @@ def _sources(action: Action, chunks: int) -> list[tuple[str, int, int]]:
     return [("F", chunk, microbatch), *later]
 
 
-def _ready(action: Action, run: Run, chunks: int) -> bool:
+def _ready(action: PipelineAction, run: Run, chunks: int) -> bool:
     return all(source in run.end for source in _sources(action, chunks))
 
 
-def _waits(action: Action, run: Run, chunks: int) -> list[Number]:
+def _waits(action: PipelineAction, run: Run, chunks: int) -> list[Number]:
     return [run.end[source] for source in _sources(action, chunks)]
 
 
 @st.composite
-def schedules(draw: st.DrawFn, most_ranks: int = 6, most_microbatches: int = 16) -> Schedule:
+def schedules(
+    draw: st.DrawFn, most_ranks: int = 6, most_microbatches: int = 16
+) -> PipelineSchedule:
     """Any kind of schedule, small."""
-    kind = draw(st.sampled_from(sorted(WRITERS)))
+    kind = draw(st.sampled_from(sorted(ACTION_WRITERS)))
     ranks = draw(st.integers(1, most_ranks))
     if kind == "dualpipe" and ranks > 1:
         ranks += ranks % 2
     virtual = draw(st.integers(2, 4)) if kind == "interleaved" and ranks > 1 else None
     microbatches = draw(st.integers(1, most_microbatches))
-    return build(kind, ranks, microbatches, virtual_stages=virtual)
+    return build_schedule(kind, ranks, microbatches, virtual_stages=virtual)

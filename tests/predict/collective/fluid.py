@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 
 from meshwright.policy.collective.collective import Collective
-from meshwright.predict.collective.network import NONE, Network
+from meshwright.predict.collective.sim_network import NO_LINK, SimNetwork
 
 
 class _Flow:
@@ -28,7 +28,7 @@ class _Flow:
 
 
 def fluid_seconds(
-    collective: Collective, network: Network, nbytes: float, *, in_order: bool = True
+    collective: Collective, network: SimNetwork, nbytes: float, *, in_order: bool = True
 ) -> float:
     """Return the time of a collective whose ranks are the network's first GPUs."""
     flows = _flows(collective, network, nbytes / collective.chunks)
@@ -53,22 +53,22 @@ def fluid_seconds(
     return max((flow.done or 0.0 for flow in flows), default=0.0)
 
 
-def _flows(collective: Collective, network: Network, chunk_bytes: float) -> list[_Flow]:
-    ends = network.ends(None, collective.ranks, collective.switches)
+def _flows(collective: Collective, network: SimNetwork, chunk_bytes: float) -> list[_Flow]:
+    ends = network.get_endpoints(None, collective.ranks, collective.switches)
     flows: list[_Flow] = []
     writers: dict[tuple[int, int], set[int]] = defaultdict(set)
     readers: dict[tuple[int, int], set[int]] = defaultdict(set)
     lanes: dict[tuple[int, int, int], int] = {}
-    for number, moves in collective.walk():
+    for number, moves in collective.iterate_steps():
         step = []
         for row in moves.table.tolist():
             src, dst, src_slot, dst_slot, count, _, channel, _ = row
-            route = network.routes(ends[[src]], ends[[dst]])
+            route = network.find_routes(ends[[src]], ends[[dst]])
             shares = np.ones(route.links.shape) if route.shares is None else route.shares
             links = {
                 int(link): float(share)
                 for link, share in zip(route.links[0], shares[0], strict=True)
-                if link != NONE
+                if link != NO_LINK
             }
             latency = sum(share * float(network.latency_s[link]) for link, share in links.items())
             flow = _Flow(number, count * chunk_bytes, links, latency)
@@ -123,7 +123,7 @@ def _complete(flows: list[_Flow]) -> None:
 
 
 def _rates(
-    flows: list[_Flow], running: set[int], network: Network, in_order: bool
+    flows: list[_Flow], running: set[int], network: SimNetwork, in_order: bool
 ) -> dict[int, float]:
     """Return max-min fair rates, of earlier steps first where they go in order."""
     rates = {one: float("inf") for one in running if not flows[one].links or not flows[one].left}

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.policy.collective import Collective, Moves, Sweep, build
-from meshwright.predict.collective import simulate
-from meshwright.spec.catalog import cluster
+from meshwright.policy.collective import ChunkMoves, Collective, Sweep, build_algorithm
+from meshwright.predict.collective import simulate_collective
+from meshwright.spec.catalog import get_cluster
 
 
 def with_row(collective: Collective, **cells: int) -> Collective:
@@ -15,7 +15,7 @@ def with_row(collective: Collective, **cells: int) -> Collective:
     columns = ("src", "dst", "src_slot", "dst_slot", "count", "adds", "channel", "phase")
     row = {"src": 0, "dst": 1, "count": 1} | cells
     table = np.array([[row.get(name, 0) for name in columns]], dtype=np.int32)
-    sweeps = (*collective.sweeps, Sweep(moves=Moves(table)))
+    sweeps = (*collective.sweeps, Sweep(moves=ChunkMoves(table)))
     return msgspec.structs.replace(collective, sweeps=sweeps)
 
 
@@ -31,6 +31,6 @@ def with_row(collective: Collective, **cells: int) -> Collective:
     ],
 )
 def test_a_move_outside_is_named(cells: dict[str, int], said: str) -> None:
-    broken = with_row(build("ring", "all_reduce", 4), **cells)
+    broken = with_row(build_algorithm("ring", "all_reduce", 4), **cells)
     with pytest.raises(InputError, match=said):
-        simulate(broken, cluster("h100-superpod"), 1 << 20)
+        simulate_collective(broken, get_cluster("h100-superpod"), 1 << 20)

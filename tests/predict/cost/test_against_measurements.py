@@ -11,9 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.predict.cost import attention_s, costs_for, grouped_matmul_s, linear_s, matmul_s
-from meshwright.predict.cost.device import DeviceCosts
-from meshwright.spec.catalog.hardware import gpu
+from meshwright.predict.cost import (
+    attention_s,
+    build_device_costs,
+    gemm_s,
+    grouped_gemm_s,
+    linear_s,
+)
+from meshwright.predict.cost.device_costs import DeviceCosts
+from meshwright.spec.catalog.hardware import get_gpu
 
 FOLDER = Path(__file__).resolve().parents[3] / "validation" / "operators"
 
@@ -36,7 +42,7 @@ def forms() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def h200() -> DeviceCosts:
-    return costs_for(gpu("h200"))
+    return build_device_costs(get_gpu("h200"))
 
 
 def errors(predicted: list[float], rows: list[float]) -> tuple[float, float]:
@@ -65,7 +71,7 @@ def test_weight_gradients_meet_measured_ones(measured: Any, h200: DeviceCosts) -
 
 def test_fp8_products_meet_measured_ones(measured: Any, h200: DeviceCosts) -> None:
     rows = measured["products_fp8"]
-    predicted = [matmul_s(h200, r["m"], r["n"], r["k"], "fp8-tensorwise") for r in rows]
+    predicted = [gemm_s(h200, r["m"], r["n"], r["k"], "fp8-tensorwise") for r in rows]
     error, _ = errors(predicted, [r["tensorwise_fast_s"] for r in rows])
     assert error < 0.03
 
@@ -79,7 +85,7 @@ def test_grouped_products_meet_measured_ones(
 ) -> None:
     rows = measured["grouped"]
     predicted = [
-        grouped_matmul_s(h200, r["experts"], r["tokens"], r["n"], r["k"], part=part) for r in rows
+        grouped_gemm_s(h200, r["experts"], r["tokens"], r["n"], r["k"], part=part) for r in rows
     ]
     error, bias = errors(predicted, [r[field] for r in rows])
     assert error < 0.06
@@ -127,7 +133,7 @@ def test_attention_meets_the_flash_attention_3_paper() -> None:
     for row in rows:
         if row.get("name") == "cuDNN":  # the paper's, of 2024, was slower than today's
             continue
-        device = costs_for(gpu(row["gpu"]))
+        device = build_device_costs(get_gpu(row["gpu"]))
         heads = 2048 // row["head_dim"]
         for seq, tflops in row["tflops"].items():
             flops = 2 * 2 * 16384 * int(seq) * 2048 * (2.5 if row["part"] == "backward" else 1)
@@ -149,7 +155,7 @@ def test_attention_meets_the_flash_attention_3_paper() -> None:
 def test_the_forms_that_were_fitted_are_the_functions_that_ship(
     forms: ModuleType, name: str, precision: str
 ) -> None:
-    device = costs_for(gpu(name))
+    device = build_device_costs(get_gpu(name))
     curve = next(c for c in device.calibration.products if c.precision == precision)
     constants = {
         name: getattr(curve, name)
@@ -173,14 +179,14 @@ def test_the_forms_that_were_fitted_are_the_functions_that_ship(
         input_bytes=2.0 if precision == "bf16" else 1.0,
         whole=curve.whole,
     )
-    shipped = [matmul_s(device, int(m), int(n), int(k), precision) for m, n, k in shapes]
+    shipped = [gemm_s(device, int(m), int(n), int(k), precision) for m, n, k in shapes]
     assert fitted == pytest.approx(shipped)
 
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_the_attention_form_is_the_function_that_ships(forms: ModuleType, part: Any) -> None:
-    device = costs_for(gpu("h200"))
-    curve = device.attention("native", part)
+    device = build_device_costs(get_gpu("h200"))
+    curve = device.get_attention_curve("native", part)
     names = ("efficiency", "softmax_dims", "fill_keys", "tail", "wave", "launch_s", "pad_dims")
     constants = {name: float(getattr(curve, name)) for name in names}
     cases = [

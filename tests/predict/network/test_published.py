@@ -4,24 +4,30 @@ from typing import get_args
 
 import pytest
 
-from meshwright.predict.network.fabric import corrections
-from meshwright.predict.published.collectives import Scored, grouped, read_rows, score, summary
-from meshwright.spec.cluster.parts import FabricKind
+from meshwright.predict.network.link_corrections import load_corrections
+from meshwright.predict.validation.collectives import (
+    ScoredCollective,
+    read_sweep_rows,
+    score_collectives,
+    summarize_collectives,
+    summarize_group,
+)
+from meshwright.spec.cluster.cluster_components import FabricKind
 from validation.collectives import page
 from validation.collectives.fit import Fitter, held_out
 from validation.collectives.pack import RUNS
 from validation.collectives.samples import samples
 
-ROWS = read_rows(RUNS)
+ROWS = read_sweep_rows(RUNS)
 
 
 @pytest.fixture(scope="module")
-def scored() -> list[Scored]:
-    return score(ROWS)
+def scored() -> list[ScoredCollective]:
+    return score_collectives(ROWS)
 
 
-def test_errors_stay_within_the_targets(scored: list[Scored]) -> None:
-    group = summary(scored).overall
+def test_errors_stay_within_the_targets(scored: list[ScoredCollective]) -> None:
+    group = summarize_collectives(scored).overall
     assert group.large_median is not None
     assert group.small_median is not None
     assert group.large_median <= 0.08
@@ -29,7 +35,7 @@ def test_errors_stay_within_the_targets(scored: list[Scored]) -> None:
 
 
 def test_systems_never_seen_stay_within_the_targets() -> None:
-    group = grouped(held_out(ROWS, corrections(), "system", parts=2))
+    group = summarize_group(held_out(ROWS, load_corrections(), "system", parts=2))
     assert group.large_median is not None
     assert group.small_median is not None
     assert group.large_median <= 0.12
@@ -38,7 +44,7 @@ def test_systems_never_seen_stay_within_the_targets() -> None:
 
 @pytest.mark.slow
 def test_sources_never_seen_stay_within_the_targets() -> None:
-    group = grouped(held_out(ROWS, corrections(), "source"))
+    group = summarize_group(held_out(ROWS, load_corrections(), "source"))
     assert group.large_median is not None
     assert group.small_median is not None
     assert group.large_median <= 0.12
@@ -46,10 +52,10 @@ def test_sources_never_seen_stay_within_the_targets() -> None:
 
 
 def test_network_that_no_row_is_about_takes_what_its_kin_make_likely(
-    scored: list[Scored],
+    scored: list[ScoredCollective],
 ) -> None:
     data = [sample for sample in samples(ROWS, scored) if sample.kind in ("infiniband", "roce")]
-    table = Fitter(corrections()).fitted(data)
+    table = Fitter(load_corrections()).fitted(data)
     seen = sorted((table["infiniband"].delay_us, table["roce"].delay_us))
     assert seen[0] <= table["slingshot"].delay_us <= seen[1]
     assert table["slingshot"].per == "hop"
@@ -70,4 +76,4 @@ def test_page_is_up_to_date() -> None:
 
 def test_no_kind_of_link_is_without_constants() -> None:
     kinds = set(get_args(FabricKind)) - {"none"}
-    assert kinds <= set(corrections())
+    assert kinds <= set(load_corrections())

@@ -1,9 +1,10 @@
 """Every layout of a small question, one by one: what the planner's answers are held against.
 
 Nothing here prunes, bounds or shares work; the only thing it takes from the planner is which splits
-of layers the space holds (`Pipes.splits`), because that is part of the question. So are four rules:
-experts' products do not cross the network, tensor-parallel overlap needs sequence parallelism (as
-in Megatron), states are shared only among replicas, and shard sizes only where they are.
+of layers the space holds (`ScheduleOptions.splits`), because that is part of the question. So are
+four rules: experts' products do not cross the network, tensor-parallel overlap needs sequence
+parallelism (as in Megatron), states are shared only among replicas, and shard sizes only where they
+are.
 """
 
 from collections.abc import Iterator
@@ -13,17 +14,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
-from meshwright.predict.memory import predict_memory
-from meshwright.predict.network.placement import unit_gpus
-from meshwright.predict.plan.meshes import Meshes
-from meshwright.predict.plan.pipes import Pipes
-from meshwright.predict.plan.question import Question
-from meshwright.predict.plan.search import Candidate
-from meshwright.predict.plan.shapes import Kernels
-from meshwright.predict.step import predict_step
+from meshwright.predict.memory.memory_prediction import predict_memory
+from meshwright.predict.network.placement import count_domain_gpus
+from meshwright.predict.plan.question.plan_question import PlanQuestion
+from meshwright.predict.plan.search.branch_and_bound import PlanCandidate
+from meshwright.predict.plan.space.degree_splits import DegreeSplits
+from meshwright.predict.plan.space.layer_shapes import KernelTimeCache
+from meshwright.predict.plan.space.pipeline_schedules import ScheduleOptions
+from meshwright.predict.step.step_prediction import predict_step
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.kinds import ORDERS, RECOMPUTE_OPS
-from meshwright.spec.layout.ranks import groups, mesh_shape
+from meshwright.spec.layout.choices import AXIS_ORDERS, RECOMPUTE_OPS
+from meshwright.spec.layout.ranks import get_mesh_shape, list_process_groups
 
 Fields = dict[str, Any]
 
@@ -34,10 +35,10 @@ _SWITCHES = ("overlap_gradients", "overlap_parameters", "overlap_pp", "overlap_e
 class Every:
     """The layouts of one question."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: PlanQuestion) -> None:
         self.question, self.model = question, question.model
-        meshes = Meshes(question)
-        self._pipes = Pipes(meshes, Kernels(question))
+        meshes = DegreeSplits(question)
+        self._pipes = ScheduleOptions(meshes, KernelTimeCache(question))
 
     def layouts(self) -> Iterator[Layout]:
         """Yield every layout that can be built at all."""
@@ -53,7 +54,7 @@ class Every:
             for pipe in self._pipelines(degrees):
                 for again, shared in product(self._again(pipe), self._shared(degrees)):
                     for switches, moved in product(self._switches(degrees), self._moved(pipe)):
-                        for order in self._values("order", sorted(ORDERS)):
+                        for order in self._values("order", sorted(AXIS_ORDERS)):
                             yield {**pipe, **again, **shared, **switches, **moved, "order": order}
 
     def _values(self, name: str, usual: Any) -> Any:
@@ -62,7 +63,7 @@ class Every:
     def _degrees(self) -> Iterator[Fields]:
         gpus, batch = self.question.gpus, self.question.workload.global_batch
         numbers = range(1, gpus + 1)
-        experts = self.model.experts is not None
+        experts = self.model.moe is not None
         base = self.question.space.base
         for tp, cp, pp in product(*(self._values(name, numbers) for name in ("tp", "cp", "pp"))):
             if gpus % (tp * cp * pp):
@@ -81,7 +82,7 @@ class Every:
             ):
                 if (batch // dp) % microbatch or (tp * cp * dp) % (ep * (width or tp)):
                     continue
-                if (width or 1) > unit_gpus(self.question.cluster):
+                if (width or 1) > count_domain_gpus(self.question.cluster):
                     continue
                 yield {
                     "tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatch": microbatch, "ep": ep,
@@ -98,8 +99,8 @@ class Every:
             for chunks in self._values("virtual_stages", range(1, layers + 1)):
                 if pp * chunks > layers:
                     continue
-                run = self.question.run(Layout(**degrees))
-                for split in self._pipes.splits(run, pp * chunks):
+                run = self.question.build_run(Layout(**degrees))
+                for split in self._pipes.list_layer_splits(run, pp * chunks):
                     yield degrees | {
                         "schedule": schedule,
                         "virtual_stages": chunks,
@@ -145,19 +146,19 @@ class Every:
         for values in product(*(self._values(name, (False, True)) for name in names)):
             yield dict(zip(names, values, strict=True))
 
-    def fastest(self, most: int = 1) -> list[Candidate]:
+    def fastest(self, most: int = 1) -> list[PlanCandidate]:
         """Return the fastest layout that fits of each family, the fastest first."""
-        best: dict[object, Candidate] = {}
+        best: dict[object, PlanCandidate] = {}
         for layout in self.layouts():
             if not self.sound(layout):
                 continue
-            run = self.question.run(layout)
-            one = Candidate(layout, predict_step(run))
-            known = best.get(one.family)
+            run = self.question.build_run(layout)
+            one = PlanCandidate(layout, predict_step(run))
+            known = best.get(one.layout_family)
             if known is not None and known.step.step_s <= one.step.step_s:
                 continue
             if predict_memory(run).fits:
-                best[one.family] = one
+                best[one.layout_family] = one
         return sorted(best.values(), key=lambda one: one.step.step_s)[:most]
 
     def sound(self, layout: Layout) -> bool:
@@ -167,18 +168,18 @@ class Every:
         if any(problem.where != "memory" for problem in found):
             return False
         try:
-            mesh_shape(layout)
+            get_mesh_shape(layout)
         except InputError:
             return False
-        return not question.space.must_fit_node or _stays_inside(question, layout)
+        return not question.space.fit_scale_up_domain or _stays_inside(question, layout)
 
 
-def _stays_inside(question: Question, layout: Layout) -> bool:
+def _stays_inside(question: PlanQuestion, layout: Layout) -> bool:
     """Tell whether groups that talk inside a layer lie in one unit each."""
-    unit = unit_gpus(question.cluster)
-    kinds = ["tp", "cp"] if question.model.experts is None else ["tp", "cp", "expert_tp", "ep"]
+    unit = count_domain_gpus(question.cluster)
+    kinds = ["tp", "cp"] if question.model.moe is None else ["tp", "cp", "expert_tp", "ep"]
     return all(
         len({rank // unit for rank in group}) == 1
         for axes in kinds
-        for group in groups(layout, axes)
+        for group in list_process_groups(layout, axes)
     )

@@ -10,27 +10,33 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from meshwright.predict.memory import predict_memory
-from meshwright.predict.plan import Question, Space
-from meshwright.predict.software import EAGER, MEGATRON, MEGATRON_2021, MESHWRIGHT, Software
+from meshwright.predict.memory.memory_prediction import predict_memory
+from meshwright.predict.plan import LayoutSpace, PlanQuestion
+from meshwright.predict.training_run.training_framework import (
+    EAGER,
+    MEGATRON,
+    MEGATRON_2021,
+    MESHWRIGHT,
+    TrainingFramework,
+)
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.kinds import CHUNKED_SCHEDULES, ORDERS
+from meshwright.spec.layout.choices import AXIS_ORDERS, MULTI_CHUNK_SCHEDULES
 from meshwright.spec.model import (
-    Block,
-    Experts,
-    LatentAttention,
-    Mlp,
+    BlockSpec,
+    LatentAttentionSpec,
+    MLPSpec,
     Model,
-    MultiToken,
-    decoder,
-    gpt,
+    MoESpec,
+    MtpSpec,
+    build_decoder_model,
+    build_gpt,
 )
-from meshwright.spec.workload import Adapter, Training
+from meshwright.spec.workload import LoRASpec, TrainingWorkload
 from tests.predict.plan.exhaustive import Every
 
-GRAPHS = Software(graphs=True, dispatcher="hierarchical")
+GRAPHS = TrainingFramework(cuda_graphs=True, dispatcher="deepep")
 BASES = (
     Layout(),
     Layout(),
@@ -49,14 +55,22 @@ def model_of(random: Random) -> Model:
     ffn = hidden * random.choice([2, 4])
     if kind == "gpt":
         positions = random.choice([2048, 8192])
-        return gpt("small", layers=layers, hidden=hidden, heads=heads, vocab=vocab,
+        return build_gpt("small", layers=layers, hidden=hidden, heads=heads, vocab=vocab,
                    max_positions=positions)  # fmt: skip
     kv = random.choice([n for n in (1, 2, 4, heads) if heads % n == 0])
     if kind == "grouped":
-        return decoder("small", layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn,
-                       vocab=vocab, tied=random.random() < 0.5)  # fmt: skip
+        return build_decoder_model(
+            "small",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv,
+            ffn=ffn,
+            vocab=vocab,
+            tied=random.random() < 0.5,
+        )
     count = random.choice([4, 6, 8, 16])
-    experts = Experts(
+    experts = MoESpec(
         count=count,
         top_k=random.choice([1, 2, 4]),
         width=hidden * random.choice([1, 2]) // 2,
@@ -64,18 +78,27 @@ def model_of(random: Random) -> Model:
     )
     dense = random.randint(0, layers - 1)
     if kind == "experts":
-        return decoder("small", layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn,
-                       vocab=vocab, experts=experts, dense_layers=dense)  # fmt: skip
-    latent = LatentAttention(
+        return build_decoder_model(
+            "small",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv,
+            ffn=ffn,
+            vocab=vocab,
+            experts=experts,
+            dense_layers=dense,
+        )
+    latent = LatentAttentionSpec(
         heads=heads, kv_rank=hidden // 4, nope_dim=64, rope_dim=32, value_dim=64,
         q_rank=random.choice([None, hidden // 2]),
     )  # fmt: skip
     blocks = (
-        Block(name="dense", mixer=latent, mlp=Mlp(width=ffn)),
-        Block(name="moe", mixer=latent, mlp=experts),
+        BlockSpec(name="dense", mixer=latent, mlp=MLPSpec(width=ffn)),
+        BlockSpec(name="moe", mixer=latent, mlp=experts),
     )
     pattern = f"{dense}*dense {layers - dense}*moe" if dense else f"{layers}*moe"
-    further = MultiToken(depth=random.choice([1, 2]), block="moe") if kind == "heads" else None
+    further = MtpSpec(depth=random.choice([1, 2]), block="moe") if kind == "heads" else None
     return Model(name="small", hidden=hidden, vocab=vocab, blocks=blocks, pattern=pattern,
                  multi_token=further)  # fmt: skip
 
@@ -83,7 +106,7 @@ def model_of(random: Random) -> Model:
 def cluster_of(random: Random) -> Cluster:
     """Return a cluster of at most 64 GPUs, with a fast fabric, a slow one or one node only."""
     name = random.choice(["h100-superpod", "aws-p4d", "a100-pcie-box", "l40s-pcie", "gb200-nvl72"])
-    known = catalog.cluster(name)
+    known = catalog.get_cluster(name)
     node = random.choice([2, 4, 8]) if name != "gb200-nvl72" else 4
     nodes = random.choice([1, 2, 3, 4, 8]) if known.nics is not None else 1
     domain = known.scale_up.gpus
@@ -98,7 +121,7 @@ def cluster_of(random: Random) -> Cluster:
     )
 
 
-def question_of(random: Random, most: int) -> Question:
+def question_of(random: Random, most: int) -> PlanQuestion:
     """Return a question with at most about `most` layouts, memory tight in many."""
     question = _drawn(random, most)
     every = Every(question)
@@ -108,34 +131,34 @@ def question_of(random: Random, most: int) -> Question:
     return _tight(random, question)
 
 
-def _drawn(random: Random, most: int) -> Question:
+def _drawn(random: Random, most: int) -> PlanQuestion:
     model, cluster = model_of(random), cluster_of(random)
     batch = cluster.gpus * random.choice([1, 2, 3, 4, 8])
     length = random.choice([1024, 2048, 4096])
     if model.positions == "learned":
         length = min(length, model.max_positions)
-    adapter = Adapter(rank=16) if random.random() < 0.1 else None
-    workload = Training(
+    adapter = LoRASpec(rank=16) if random.random() < 0.1 else None
+    workload = TrainingWorkload(
         tokens=10**9,
         sequence_length=length,
         global_batch=batch,
         adapter=adapter,
-        expert_imbalance=random.choice([1.0, 1.0, 1.4]) if model.experts else 1.0,
+        expert_imbalance=random.choice([1.0, 1.0, 1.4]) if model.moe else 1.0,
     )
     precision = tuple(random.sample(_precisions(cluster), random.choice([1, 1, 2])))
     fixed = {**_fixed(random, model, cluster, batch), "precision": precision}
-    space = Space(
+    space = LayoutSpace(
         base=random.choice(BASES),
         fixed=fixed,
-        must_fit_node=random.random() < 0.15,
+        fit_scale_up_domain=random.random() < 0.15,
         max_memory=random.choice([1.0, 1.0, 0.9]),
     )
-    question = Question(
+    question = PlanQuestion(
         model=model,
         cluster=cluster,
         workload=workload,
         space=space,
-        software=random.choice([MEGATRON, MEGATRON, EAGER, MEGATRON_2021, MESHWRIGHT, GRAPHS]),
+        framework=random.choice([MEGATRON, MEGATRON, EAGER, MEGATRON_2021, MESHWRIGHT, GRAPHS]),
     )
     return _freed(random, question, most)
 
@@ -156,10 +179,10 @@ def _fixed(random: Random, model: Model, cluster: Cluster, batch: int) -> dict[s
         ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v"]
     )
     ep = _divisor(random, tp * cp * dp, 16)
-    experts = model.experts
+    experts = model.moe
     while experts is not None and (experts.count % ep or gpus % ep):
         ep -= 1
-    order = random.choice(sorted(ORDERS))
+    order = random.choice(sorted(AXIS_ORDERS))
     if experts is not None:
         order = "-".join([axis for axis in order.split("-") if axis != "pp"] + ["pp"])
     kind = random.choice(["none", "none", "selective", "full"])
@@ -173,7 +196,7 @@ def _fixed(random: Random, model: Model, cluster: Cluster, batch: int) -> dict[s
         "ep": (ep,),
         "expert_tp": (_divisor(random, tp * cp * dp // ep, 2),),
         "schedule": (schedule,),
-        "virtual_stages": (2,) if schedule in CHUNKED_SCHEDULES else (1,),
+        "virtual_stages": (2,) if schedule in MULTI_CHUNK_SCHEDULES else (1,),
         "stage_layers": (None,),
         "recompute": (kind,),
         "recompute_ops": (("core_attn",), ("core_attn", "layernorm")),
@@ -193,7 +216,7 @@ def _divisor(random: Random, number: int, most: int) -> int:
     return random.choice([d for d in range(1, min(number, most) + 1) if number % d == 0])
 
 
-def _freed(random: Random, question: Question, most: int) -> Question:
+def _freed(random: Random, question: PlanQuestion, most: int) -> PlanQuestion:
     """Free fields in a random order, as long as layouts stay few."""
     names = [name for name in question.space.fixed if name not in ("precision", "offload")]
     random.shuffle(names)
@@ -210,12 +233,12 @@ def _freed(random: Random, question: Question, most: int) -> Question:
     return question
 
 
-def _tight(random: Random, question: Question) -> Question:
+def _tight(random: Random, question: PlanQuestion) -> PlanQuestion:
     """Give GPUs about as much memory as some layout of the question needs."""
     every = Every(question)
     sound = [one for one in islice(every.layouts(), 4000) if every.sound(one)]
     if not sound or random.random() < 0.2:
         return question
-    needed = predict_memory(question.run(random.choice(sound))).worst.total_bytes
+    needed = predict_memory(question.build_run(random.choice(sound))).worst_stage.total_bytes
     gpu = replace(question.cluster.gpu, memory_bytes=round(needed * random.uniform(0.9, 1.2)))
     return replace(question, cluster=replace(question.cluster, gpu=gpu))

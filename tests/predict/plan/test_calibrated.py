@@ -5,8 +5,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from meshwright.predict.cost import Calibration, measured_devices
-from meshwright.predict.cost.curves import ResidualFamily, Residuals
+from meshwright.predict.cost import Calibration, list_measured_devices
+from meshwright.predict.cost.curves import CurveResiduals, ResidualFamily
 from meshwright.predict.plan import find_plans
 from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
@@ -19,7 +19,9 @@ PARTS = ("forward", "input_gradient", "weight_gradient")
 def wild(gpu: str, random: Random) -> Calibration:
     """Return corrections of up to several times, up and down, close to each other."""
 
-    def left(family: ResidualFamily, name: str, kinds: tuple[str, ...], sides: int) -> Residuals:
+    def left(
+        family: ResidualFamily, name: str, kinds: tuple[str, ...], sides: int
+    ) -> CurveResiduals:
         points = [
             " ".join(
                 [
@@ -30,12 +32,14 @@ def wild(gpu: str, random: Random) -> Calibration:
             )
             for _ in range(80)
         ]
-        return Residuals(family=family, name=name, reach=1.5, likeness=0.5, points=tuple(points))
+        return CurveResiduals(
+            family=family, name=name, reach=1.5, likeness=0.5, points=tuple(points)
+        )
 
     return Calibration(
         gpu=gpu,
         source="drawn",
-        grouped=measured_devices()["h100-80g-sxm"].products[0],
+        grouped=list_measured_devices()["h100-80g-sxm"].products[0],
         residuals=(
             left("products", "bf16", PARTS, 3),
             left("grouped", "bf16", PARTS, 4),
@@ -57,7 +61,7 @@ def test_a_plan_is_made_with_the_calibration_that_was_given() -> None:
     plain = asked()
     curves = tuple(
         replace(curve, efficiency=curve.efficiency / 2)
-        for curve in measured_devices()["h100-80g-sxm"].products
+        for curve in list_measured_devices()["h100-80g-sxm"].products
     )
     slow = Calibration(gpu=plain.cluster.gpu.name, source="slow", products=curves)
     found = find_plans(replace(plain, calibration=slow), most=1, execute=False)

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
-from meshwright.predict.plan import Question, Space, find_plans, read_fixed
-from meshwright.predict.plan.question import OFFLOADS
+from meshwright.predict.plan import LayoutSpace, PlanQuestion, find_plans, parse_fixed_fields
+from meshwright.predict.plan.question.plan_question import OFFLOADS
 from meshwright.spec import catalog
-from meshwright.spec.model import Attention, Block, Experts, Model
-from meshwright.spec.workload import Training
+from meshwright.spec.model import AttentionSpec, BlockSpec, Model, MoESpec
+from meshwright.spec.workload import TrainingWorkload
 from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
 
@@ -28,13 +28,13 @@ ONCE_WRONG = (
 )
 
 
-def planned(question: Question) -> list[float]:
+def planned(question: PlanQuestion) -> list[float]:
     """Return the steps of the plans found, none where nothing fits."""
     try:
         answer = find_plans(question, most=FAMILIES, execute=False)
     except InputError:
         return []
-    assert answer.proved
+    assert answer.is_proved
     return [plan.step.step_s for plan in answer.plans]
 
 
@@ -66,22 +66,22 @@ def test_the_same_where_some_of_it_may_go_to_the_host(seed: int) -> None:
 @pytest.mark.parametrize("memory_gb", [80.0, 7.0, 6.5, 6.0])
 @pytest.mark.parametrize("pattern", ["3*(mixer experts)", "3*(experts mixer)", "2*mixer 4*experts"])
 def test_layers_may_have_a_mixer_or_experts_alone(pattern: str, memory_gb: float) -> None:
-    mixer = Attention(heads=8, kv_heads=8, head_dim=64)
-    experts = Experts(count=8, top_k=2, width=1024)
-    blocks = (Block(name="mixer", mixer=mixer), Block(name="experts", mlp=experts))
+    mixer = AttentionSpec(heads=8, kv_heads=8, head_dim=64)
+    experts = MoESpec(count=8, top_k=2, width=1024)
+    blocks = (BlockSpec(name="mixer", mixer=mixer), BlockSpec(name="experts", mlp=experts))
     model = Model(name="hybrid", hidden=512, vocab=32000, blocks=blocks, pattern=pattern)
-    cluster = catalog.cluster("dgx-h100").with_gpus(4)
+    cluster = catalog.get_cluster("dgx-h100").with_gpus(4)
     gpu = replace(cluster.gpu, memory_bytes=round(memory_gb * 1e9))
     fixed = [
         "order=tp-cp-ep-dp-pp", "cp=1", "tp=1", "zero=1", "shard=none", "microbatch=2",
         "schedule=1f1b,zb-h1", "overlap_gradients=on", "overlap_parameters=on", "overlap_ep=off",
         "overlap_pp=on", "recompute_ops=layernorm,moe_act,moe,layernorm+moe_act",
     ]  # fmt: skip
-    question = Question(
+    question = PlanQuestion(
         model=model,
         cluster=replace(cluster, gpu=gpu),
-        workload=Training(tokens=10**9, sequence_length=8192, global_batch=16),
-        space=Space(fixed=read_fixed(fixed)),
+        workload=TrainingWorkload(tokens=10**9, sequence_length=8192, global_batch=16),
+        space=LayoutSpace(fixed=parse_fixed_fields(fixed)),
     )
     wanted = [one.step.step_s for one in Every(question).fastest(FAMILIES)]
     assert planned(question) == pytest.approx(wanted, rel=1e-9)

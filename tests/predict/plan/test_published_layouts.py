@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.machine import describe
-from meshwright.predict.plan.sample import Rank
-from meshwright.predict.published import read_rows, score_row
-from meshwright.predict.step import predict_step
+from meshwright.predict.step.step_prediction import predict_step
+from meshwright.predict.validation.plans.layout_sample import RankEstimate
+from meshwright.predict.validation.training import read_runs, score_run
 from validation.plans import page, run
 from validation.plans.compare import Compared, Row, Settings, compare
 from validation.plans.questions import RUNS, Group, Published, groups, published
@@ -20,7 +20,7 @@ from validation.plans.run import Result
 if not RUNS.exists():
     pytest.skip("needs the published runs of validation/training", allow_module_level=True)
 
-ROWS = {row["id"]: row for row in read_rows(RUNS)}
+ROWS = {row["id"]: row for row in read_runs(RUNS)}
 QUICK = Settings(search_s=20.0, longest_s=20.0, draws=20, tries=400)
 NAMED = (
     "torchao-llama3-8b-H100-bf16",
@@ -90,27 +90,27 @@ def test_a_search_is_stopped_once_it_beats_what_was_published() -> None:
 
 def test_a_plan_keeps_what_is_trained_and_in_which_formats() -> None:
     one = _published(NAMED[1])
-    assert one.question.space.allowed("precision") == ("fp8-tensorwise",)
+    assert one.question.space.get_allowed("precision") == ("fp8-tensorwise",)
     assert one.question.workload.global_batch == ROWS[NAMED[1]]["global_batch"]
-    assert one.question.space.allowed("tp") is None
+    assert one.question.space.get_allowed("tp") is None
 
 
 def test_published_layouts_are_predicted_as_validation_predicts_them() -> None:
     for name in NAMED:
         one = _published(name)
-        step_s = predict_step(one.question.run(one.layout)).step_s
-        assert step_s == pytest.approx(score_row(ROWS[name]).predicted_step_s, rel=1e-12)
+        step_s = predict_step(one.question.build_run(one.layout)).step_s
+        assert step_s == pytest.approx(score_run(ROWS[name]).predicted_step_s, rel=1e-12)
 
 
 def test_models_have_as_many_learned_positions_as_their_runs_used() -> None:
     one = _published("foundry-h100_80gb-30b-s8192-g8-mb1-b168-bf16")
     assert one.question.model.max_positions == 8192
-    assert one.question.work(one.layout).check() == ()
+    assert one.question.build_job(one.layout).check() == ()
 
 
 def test_operations_that_a_model_does_not_have_are_not_recomputed() -> None:
     one = _published("titan-nvfp4-Qwen3-8B-nvfp4")
-    assert one.question.work(one.layout).check() == ()
+    assert one.question.build_job(one.layout).check() == ()
 
 
 def test_a_layout_is_whole_where_nothing_about_it_is_assumed() -> None:
@@ -145,7 +145,7 @@ def _answer(rows: list[Row], **changes: Any) -> Compared:
 
 
 def _row(**changes: Any) -> Row:
-    rank = Rank(0.01, 0.0, 0.03, 100)
+    rank = RankEstimate(0.01, 0.0, 0.03, 100)
     fields: dict[str, Any] = {
         "id": "a", "source": "NeMo docs", "model": "m", "gpu": "H100", "gpus": 8,
         "global_batch": 8, "sequence_length": 8, "precision": "bf16", "full": True,
@@ -197,7 +197,7 @@ def test_a_question_that_fails_does_not_take_the_others_with_it(
 
 
 def test_table_counts_by_source_and_puts_the_tuned_ones_together() -> None:
-    high = Rank(0.2, 0.1, 0.3, 100)
+    high = RankEstimate(0.2, 0.1, 0.3, 100)
     rows = [_row(), _row(id="b", source="NVIDIA dgxc-benchmarking", rank=high), _row(source="blog")]
     text = page.section(_result(compared=(_answer(rows),)))
     assert "| NeMo docs | 1 | 100.0% | 10.0% | 1.0% | 100.0% | 1.0% | 100.0% |" in text

@@ -2,20 +2,30 @@
 
 import pytest
 
-from meshwright.predict.serving import TENSORRT_LLM, VLLM, Engine, Formats, Replica, serving_memory
-from meshwright.predict.serving.contexts import kv_sizes
-from meshwright.predict.serving.engine import TENSORRT_LLM_EARLY
-from meshwright.predict.serving.formats import KvFormat, WeightFormat
+from meshwright.predict.serving import (
+    TENSORRT_LLM,
+    VLLM,
+    Quantization,
+    Replica,
+    ServingEngine,
+    predict_serving_memory,
+)
+from meshwright.predict.serving.cost.attention_cost import count_kv_bytes
+from meshwright.predict.serving.cost.quantization import KvFormat, WeightFormat
+from meshwright.predict.serving.cost.serving_engine import TENSORRT_LLM_EARLY
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 
 
 def replica(
-    model: str, weights: WeightFormat = "bf16", layout: Layout | None = None, engine: Engine = VLLM
+    model: str,
+    weights: WeightFormat = "bf16",
+    layout: Layout | None = None,
+    engine: ServingEngine = VLLM,
 ) -> Replica:
     return Replica(
-        model=catalog.model(model), cluster=catalog.cluster("h200-superpod"),
-        layout=layout or Layout(), formats=Formats(weights=weights), engine=engine,
+        model=catalog.get_model(model), cluster=catalog.get_cluster("h200-superpod"),
+        layout=layout or Layout(), quantization=Quantization(weights=weights), engine=engine,
     )  # fmt: skip
 
 
@@ -30,18 +40,22 @@ def replica(
     ],
 )
 def test_bytes_of_a_token(model: str, kv: KvFormat, tp: int, size: int) -> None:
-    formats = Formats(kv=kv)
-    assert kv_sizes(catalog.model(model), Layout(tp=tp), formats).bytes_of(1) == size
+    formats = Quantization(kv=kv)
+    assert (
+        count_kv_bytes(catalog.get_model(model), Layout(tp=tp), formats).request_kv_bytes(1) == size
+    )
 
 
 def test_window_bounds_what_a_request_keeps() -> None:
-    sizes = kv_sizes(catalog.model("gpt-oss-20b"), Layout(), Formats())
-    assert sizes.bytes_of(2000) - sizes.bytes_of(1000) == pytest.approx(1000 * 12 * 2 * 512 * 2)
+    sizes = count_kv_bytes(catalog.get_model("gpt-oss-20b"), Layout(), Quantization())
+    assert sizes.request_kv_bytes(2000) - sizes.request_kv_bytes(1000) == pytest.approx(
+        1000 * 12 * 2 * 512 * 2
+    )
 
 
 def test_recurrent_states_do_not_grow() -> None:
-    sizes = kv_sizes(catalog.model("qwen3-next-80b-a3b"), Layout(), Formats())
-    assert sizes.request_bytes == 36 * 4 * 32 * 128 * 128
+    sizes = count_kv_bytes(catalog.get_model("qwen3-next-80b-a3b"), Layout(), Quantization())
+    assert sizes.bytes_per_request == 36 * 4 * 32 * 128 * 128
 
 
 @pytest.mark.parametrize(
@@ -54,21 +68,21 @@ def test_recurrent_states_do_not_grow() -> None:
     ],
 )
 def test_weights_by_format(model: str, weights: WeightFormat, gigabytes: float) -> None:
-    found = serving_memory(replica(model, weights))
+    found = predict_serving_memory(replica(model, weights))
     assert found.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
 def test_shares_of_free_memory_and_of_all_of_it() -> None:
-    free = serving_memory(replica("llama3.1-8b", engine=TENSORRT_LLM))
+    free = predict_serving_memory(replica("llama3.1-8b", engine=TENSORRT_LLM))
     rest = free.device_bytes - free.weight_bytes - free.buffer_bytes
     assert free.kv_bytes == pytest.approx(0.95 * rest)
-    whole = serving_memory(replica("llama3.1-8b"))
+    whole = predict_serving_memory(replica("llama3.1-8b"))
     kept = whole.kv_bytes + whole.weight_bytes + whole.buffer_bytes
-    assert kept == pytest.approx(VLLM.memory_share * whole.device_bytes)
+    assert kept == pytest.approx(VLLM.gpu_memory_utilization * whole.device_bytes)
 
 
 def test_model_that_is_too_large_does_not_fit() -> None:
-    found = serving_memory(replica("llama3.1-405b"))
+    found = predict_serving_memory(replica("llama3.1-405b"))
     assert not found.fits
     assert found.requests(1000) == 0
     assert found.blocks(16) == 0
@@ -76,7 +90,7 @@ def test_model_that_is_too_large_does_not_fit() -> None:
 
 def test_experts_are_spread_over_expert_parallel_gpus() -> None:
     whole, spread = (
-        serving_memory(replica("deepseek-v3", "fp8", layout)).weight_bytes
+        predict_serving_memory(replica("deepseek-v3", "fp8", layout)).weight_bytes
         for layout in (Layout(tp=8), Layout(dp=8, ep=8, expert_tp=1))
     )
     assert 84e9 < whole < 92e9
@@ -85,10 +99,10 @@ def test_experts_are_spread_over_expert_parallel_gpus() -> None:
 
 def test_requests_that_may_run_take_room_for_every_word() -> None:
     one = replica("llama3.1-8b", engine=TENSORRT_LLM_EARLY)
-    few = serving_memory(one, 2048, 256).buffer_bytes
-    many = serving_memory(one, 2048, 8192).buffer_bytes
-    words = 4 * TENSORRT_LLM_EARLY.word_copies * one.model.vocab
+    few = predict_serving_memory(one, 2048, 256).buffer_bytes
+    many = predict_serving_memory(one, 2048, 8192).buffer_bytes
+    words = 4 * TENSORRT_LLM_EARLY.logit_copies * one.model.vocab
     assert many - few == pytest.approx(words * (8192 - 256))
-    assert serving_memory(replica("llama3.1-8b"), 2048, 8192) == serving_memory(
+    assert predict_serving_memory(replica("llama3.1-8b"), 2048, 8192) == predict_serving_memory(
         replica("llama3.1-8b"), 2048
     )

@@ -33,7 +33,9 @@ def kernels() -> Iterator[Kernel]:
     """List the kernels of this folder at the sizes of a 1B or an 8B model."""
     yield from _norms()
     yield from _rotations()
-    from meshwright.run.kernels import embedding, glu, gradient_norm
+    from meshwright.run.kernels import embedding
+    from meshwright.run.kernels.activation import glu
+    from meshwright.run.kernels.optimizer import grad_norm
 
     types = {"grad": BF16, "table": BF16, "width": INT}
     types |= dict.fromkeys(("ordered", "order", "ends"), "*i64")
@@ -49,10 +51,8 @@ def kernels() -> Iterator[Kernel]:
     yield from _fp8()
     tables = {"addresses": "*i64", "kinds": "*i32", "chunk_tensors": "*i32", "chunk_starts": "*i64"}
     types = tables | {"chunk_lengths": "*i32", "squares": FP32, "counts": "*i32"}
-    constants = {"KIND": -1, "ALIGNED": True, "CHUNK": 16384, "TILE": gradient_norm.TILE}
-    yield Kernel(
-        "gradient_norm", gradient_norm._square_chunks, types, constants, gradient_norm.WARPS
-    )
+    constants = {"KIND": -1, "ALIGNED": True, "CHUNK": 16384, "TILE": grad_norm.TILE}
+    yield Kernel("gradient_norm", grad_norm._square_chunks, types, constants, grad_norm.WARPS)
 
     yield from _updates()
     yield from _streams()
@@ -65,7 +65,7 @@ def kernels() -> Iterator[Kernel]:
 def _updates() -> Iterator[Kernel]:
     import triton.language as tl
 
-    from meshwright.run.kernels import adamw
+    from meshwright.run.kernels.optimizer import fused_update
 
     states = ("weights", "grads", "masters", "firsts", "seconds", "first_scales", "second_scales")
     types = dict.fromkeys((*states, "keys", "places", "chunk_starts", "step"), "*i64")
@@ -74,19 +74,27 @@ def _updates() -> Iterator[Kernel]:
     types |= dict.fromkeys(("beta1", "rest1", "beta2", "rest2", "eps"), "fp32")
     formats = {"PARAM": tl.bfloat16, "GRAD": tl.bfloat16, "MASTER": False, "ALIGNED": True}
     rule = {"RULE": "adamw", "NESTEROV": False, "WRITES": True}
-    for moment, warps, tile in (("bf16", adamw.WARPS, 2048), ("int8", adamw.CODED_WARPS, 256)):
+    for moment, warps, tile in (
+        ("bf16", fused_update.WARPS, 2048),
+        ("int8", fused_update.QUANTIZED_WARPS, 256),
+    ):
         for gaps in (-1, 0, 3):
             constants = formats | rule | {"MOMENT": moment, "TILE": tile, "GAPS": gaps}
             name = f"adamw {moment}, {gaps} gaps"
-            yield Kernel(name, adamw._update_chunks, types, constants, warps)
+            yield Kernel(name, fused_update._update_chunks, types, constants, warps)
 
 
 def _streams() -> Iterator[Kernel]:
-    from meshwright.run.kernels.stream_linear import GATED, PLAIN
-    from meshwright.run.kernels.stream_linear_kernel import stream_tile
+    from meshwright.run.kernels.gemm.skinny_gemm import GLU_TILES, LINEAR_TILES
+    from meshwright.run.kernels.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 
-    for activation, table in ((None, PLAIN), ("silu", GATED)):
-        ways = [(rows, tiles) for rows, each in table.items() for tiles in each if not tiles.held]
+    for activation, table in ((None, LINEAR_TILES), ("silu", GLU_TILES)):
+        ways = [
+            (rows, tiles)
+            for rows, each in table.items()
+            for tiles in each
+            if not tiles.prefetches_weight
+        ]
         for rows, tiles in ways:
             sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
             types = {"out": BF16, "limit": "fp32"}
@@ -94,14 +102,16 @@ def _streams() -> Iterator[Kernel]:
             for name, side in (("x", tiles.rows), ("weight", tiles.columns)):
                 types[name] = f"tensordesc<bf16[{side},{tiles.depth}]>"
             name = f"stream_linear {activation}, {rows} rows × {tiles.columns}, {tiles.stages}"
-            constants = sizes | {"TURNED": tiles.turned, "ACTIVATION": activation}
-            yield Kernel(name, stream_tile, types, constants, tiles.warps, stages=tiles.stages)
+            constants = sizes | {"TURNED": tiles.transposed, "ACTIVATION": activation}
+            yield Kernel(
+                name, skinny_gemm_kernel, types, constants, tiles.warps, stages=tiles.stages
+            )
 
 
 def _held_streams() -> Iterator[Kernel]:
     from triton.experimental.gluon import language as gl
 
-    from meshwright.run.kernels.stream_held_kernel import stream_held_tile
+    from meshwright.run.kernels.gemm.skinny_gemm_prefetch_kernel import skinny_gemm_prefetch_kernel
 
     layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
     types = dict.fromkeys(("x", "weight"), f"tensordesc<bf16[64,128],{layout!r}>")
@@ -111,12 +121,12 @@ def _held_streams() -> Iterator[Kernel]:
         for turned in (False, True):
             constants = sizes | {"TURNED": turned, "ACTIVATION": activation}
             name = f"stream_linear held, {activation}, {'turned' if turned else 'straight'}"
-            yield Kernel(name, stream_held_tile, types, constants, 4)
+            yield Kernel(name, skinny_gemm_prefetch_kernel, types, constants, 4)
 
 
 def _norms() -> Iterator[Kernel]:
-    from meshwright.run.kernels import rms_norm_kernel
-    from meshwright.run.kernels.rms_norm import _launch
+    from meshwright.run.kernels.norm import rms_norm_kernel
+    from meshwright.run.kernels.norm.rms_norm import _launch
 
     lie = {"number": INT, "outer_stride": INT, "inner_stride": INT}
     for width in (128, 2048, 4096, 8192):
@@ -125,48 +135,65 @@ def _norms() -> Iterator[Kernel]:
         constants = sizes | {"INNER": 32 if width == 128 else 1}
         every = dict.fromkeys(("x", "residual", "weight", "normed", "total"), BF16)
         types = every | {"rstd": FP32} | lie | {"eps": "fp32"}
-        yield Kernel(f"rms_norm {width}", rms_norm_kernel.normalise, types, constants, shape.warps)
+        yield Kernel(
+            f"rms_norm {width}", rms_norm_kernel.rms_norm_kernel, types, constants, shape.warps
+        )
         every = dict.fromkeys(("x", "dnormed", "dtotal", "weight", "dx"), BF16)
         types = every | {"rstd": FP32, "parts": FP32} | lie
         constants |= {"AHEAD": True}
         name = f"rms_norm {width} backward"
-        yield Kernel(name, rms_norm_kernel.gradients, types, constants, shape.warps)
+        yield Kernel(name, rms_norm_kernel.rms_norm_backward_kernel, types, constants, shape.warps)
 
 
 def _losses() -> Iterator[Kernel]:
-    from meshwright.run.kernels import cross_entropy_rows
+    from meshwright.run.kernels.loss import cross_entropy_kernel
 
     types = {"logits": BF16, "labels": "*i64", "nats": FP32, "lse": FP32}
     types |= {"stride": INT, "vocab": INT, "ignore": INT}
     types |= dict.fromkeys(("scale", "softcap", "z_loss"), "fp32")
-    shape = {"GRADIENT": True, "GROUPS": cross_entropy_rows.BLOCK // 8}
+    shape = {"GRADIENT": True, "GROUPS": cross_entropy_kernel.BLOCK // 8}
     for shaped in (False, True):
         constants = dict.fromkeys(("SCALED", "CAPPED", "STEEP"), shaped) | shape
         name = "cross_entropy_rows shaped" if shaped else "cross_entropy_rows"
-        function = cross_entropy_rows._turn_row
-        yield Kernel(name, function, types, constants, cross_entropy_rows.WARPS)
+        function = cross_entropy_kernel._turn_row
+        yield Kernel(name, function, types, constants, cross_entropy_kernel.WARPS)
 
 
 def _fp8() -> Iterator[Kernel]:
-    from meshwright.run.kernels import quantize_fp8_kernel, quantize_fp8_whole
-    from meshwright.run.kernels import quantize_fp8_triton as launches
+    from meshwright.run.kernels.fp8 import (
+        quantization_gluon_kernel,
+        quantization_kernel,
+        quantization_launch,
+    )
 
     lines = dict.fromkeys(("row_amax", "column_amax"), "*i32")
-    tile = {"HEIGHT": launches.PAIRS_HEIGHT, "WIDTH": launches.PAIRS_WIDTH}
-    function = quantize_fp8_kernel.amax_of_lines_of_pairs
+    tile = {
+        "HEIGHT": quantization_launch.PACKED_TILE_HEIGHT,
+        "WIDTH": quantization_launch.PACKED_TILE_WIDTH,
+    }
+    function = quantization_kernel.packed_line_amax_kernel
     types = {"x": "*i32", "width": INT} | lines
-    yield Kernel("fp8 amax of lines", function, types, tile, launches.AMAX_OF_PAIRS.warps)
+    yield Kernel(
+        "fp8 amax of lines",
+        function,
+        types,
+        tile,
+        quantization_launch.PACKED_LINE_AMAX_LAUNCH.warps,
+    )
     types = {"x": BF16, "height": INT, "width": INT} | dict.fromkeys(("data", "turned"), E4M3)
     types |= dict.fromkeys(("scale", "turned_scale"), FP32)
     for power in (False, True):
         options = {"LARGEST": 448.0, "POWER_OF_TWO": power}
         given = types | dict.fromkeys(("row_amax", "column_amax"), FP32)
-        function, launch = quantize_fp8_whole.cast_tile, launches.CAST_WHOLE_BY_LINE
+        function, launch = (
+            quantization_gluon_kernel.cast_tile_gluon_kernel,
+            quantization_launch.GLUON_CAST_PER_LINE_LAUNCH,
+        )
         yield Kernel(f"fp8 cast by line {power}", function, given, options, *launch)
         given = types | dict.fromkeys(("scale_stride", "turned_stride"), INT)
         function, launch = (
-            quantize_fp8_whole.cast_lines_of_tile,
-            launches.CAST_WHOLE_LINES_OF_BLOCKS,
+            quantization_gluon_kernel.cast_tile_lines_gluon_kernel,
+            quantization_launch.GLUON_CAST_LINE_BLOCKS_LAUNCH,
         )
         yield Kernel(f"fp8 cast lines of blocks {power}", function, given, options, *launch)
 
@@ -174,13 +201,13 @@ def _fp8() -> Iterator[Kernel]:
 def _rotations() -> Iterator[Kernel]:
     import torch
 
-    from meshwright.run.kernels import (
-        norm_rotate,
-        norm_rotate_gradient,
-        norm_rotate_kernel,
+    from meshwright.run.kernels.rotary import (
+        qk_norm_rope,
+        qk_norm_rope_backward_kernel,
+        qk_norm_rope_kernel,
         rotary_kernel,
     )
-    from meshwright.run.kernels.rotary import QkvSizes
+    from meshwright.run.kernels.rotary.rotary import QKVSizes
 
     strides = {f"{x}_{axis}": INT for x in "qkv" for axis in ("batch", "token", "head")}
     angles = {"cos": FP32, "sin": FP32, "T": INT, "angle_batch": INT}
@@ -188,26 +215,28 @@ def _rotations() -> Iterator[Kernel]:
         for interleaved in (False, True):
             label = f"{head_dim} {'neighbours' if interleaved else 'halves'}"
             cos = torch.empty(1, head_dim // 2)
-            given = QkvSizes(32, 8, head_dim), cos, interleaved, False
-            options = norm_rotate._options(*given, norm_rotate.TILE, norm_rotate.WARPS)
+            given = QKVSizes(32, 8, head_dim), cos, interleaved, False
+            options = qk_norm_rope._options(*given, qk_norm_rope.TILE, qk_norm_rope.WARPS)
             warps = options.pop("num_warps")
             every = dict.fromkeys(("qkv", "out", "q_weight", "k_weight"), BF16)
             types = every | angles | {"eps": "fp32"}
-            function = norm_rotate_kernel.norm_turn_tokens
+            function = qk_norm_rope_kernel.qk_norm_rope_kernel
             yield Kernel(f"norm_rotate {label}", function, types, options, warps)
-            back = norm_rotate._options(*given, norm_rotate.TILE_BACK, norm_rotate.WARPS_BACK)
+            back = qk_norm_rope._options(
+                *given, qk_norm_rope.BACKWARD_TILE, qk_norm_rope.BACKWARD_WARPS
+            )
             warps = back.pop("num_warps")
-            back |= {"AHEAD": norm_rotate.AHEAD and not interleaved}
+            back |= {"AHEAD": qk_norm_rope.PREFETCH and not interleaved}
             every = dict.fromkeys(("qkv", "dq", "dk", "dv", "dqkv", "q_weight", "k_weight"), BF16)
             types = every | angles | strides | {"parts": FP32, "blocks": INT, "eps": "fp32"}
-            function = norm_rotate_gradient.norm_turn_gradients
+            function = qk_norm_rope_backward_kernel.qk_norm_rope_backward_kernel
             yield Kernel(f"norm_rotate {label} backward", function, types, back, warps)
-            tile = rotary_kernel.tile_of(32, 8, head_dim, rotary_kernel.TILE)
+            tile = rotary_kernel.select_rotary_tile(32, 8, head_dim, rotary_kernel.TILE)
             options |= {"TOKENS": tile.tokens, "HEADS": tile.heads}
             every = dict.fromkeys(("q", "k", "out"), BF16)
             types = every | angles | strides | {"out_token": INT}
             ways = {"v": None, "PARTS": 40 // tile.heads, "BACKWARD": False, "IN_PLACE": True}
-            function = rotary_kernel.rotate_tokens
+            function = rotary_kernel.rotary_kernel
             warps = rotary_kernel.WARPS
             yield Kernel(f"rotary {label}", function, types, options | ways, warps)
             ways = {"PARTS": 48 // tile.heads, "BACKWARD": True, "IN_PLACE": False}
@@ -225,7 +254,7 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
     names = kernel.function.arg_names
     no_number = ("fp32", "tensordesc")
     whole = [name for name in names if not kernel.types.get(name, "fp32").startswith(no_number)]
-    constants = {"EARLY": True, **kernel.constants}
+    constants = {"PDL": True, **kernel.constants}
     kind = GluonASTSource if kernel.function.is_gluon() else ASTSource
     source = kind(
         fn=kernel.function,

@@ -13,12 +13,14 @@ NONE = dict.fromkeys(("sinks", "alibi", "k_scale", "v_scale"))
 
 def kernels() -> Iterator[Kernel]:
     """List decode, in 32 bits too, prefill, latents, and both ways to store."""
-    from meshwright.run.kernels import paged_decode_kernel as decode
-    from meshwright.run.kernels import paged_plan_kernel as plan
-    from meshwright.run.kernels import paged_prefill_kernel as prefill
-    from meshwright.run.kernels.paged_decode import CUTS
-    from meshwright.run.kernels.paged_latent import FEW
-    from meshwright.run.kernels.paged_prefill import TILES
+    from meshwright.run.kernels.paged_attention import (
+        paged_decode_kernel,
+        paged_prefill_kernel,
+        split_kv_kernel,
+    )
+    from meshwright.run.kernels.paged_attention.mla_decode import FEW_HEADS_TILES
+    from meshwright.run.kernels.paged_attention.paged_decode import DECODE_TILES
+    from meshwright.run.kernels.paged_attention.paged_prefill import PREFILL_TILES
 
     shape = {"G": HEADS // KV_HEADS, "K": KV_HEADS, "E": WIDTH, "BLOCK": BLOCK}
     shape |= {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "PACKED": 4, "QUERIES": 1}
@@ -32,31 +34,35 @@ def kernels() -> Iterator[Kernel]:
         halved = {"PAIRS": pairs, "COLUMNS": WIDTH // 2 if pairs else WIDTH}
         given = types | scales | dict.fromkeys(("parts", "stats"), FP32)
         given |= {"plan": "*i32"} | dict.fromkeys(("rows", "programs", "least", "q_row"), INT)
-        cut = CUTS[element, WIDTH].fitting(BLOCK)
+        cut = DECODE_TILES[element, WIDTH].fit_to_block(BLOCK)
         constants = shape | absent | halved | _cut(cut) | {"ROPE": 0, "ROPE_COLUMNS": 16}
         yield Kernel(
-            f"paged attention, decode, {element} bytes", decode.attend_shares, given, constants,
+            f"paged attention, decode, {element} bytes", paged_decode_kernel.decode_kernel, given,
+            constants,
             cut.warps, cut.registers, cut.stages,
         )  # fmt: skip
-        few = FEW[element]
+        few = FEW_HEADS_TILES[element]
         latents = {"K": 1, "G": 16, "E": 512, "ROPE": 64, "ROPE_COLUMNS": 32 if pairs else 64}
         latents |= {"COLUMNS": 256 if pairs else 512, "PACKED": 16} | _cut(few)
         yield Kernel(
-            f"paged attention, latents, {element} bytes", decode.attend_shares, given,
+            f"paged attention, latents, {element} bytes", paged_decode_kernel.decode_kernel, given,
             constants | latents, few.warps, few.registers, few.stages,
         )  # fmt: skip
         if held == FP32:
             continue  # what prompts take in 32 bits lays registers aside
-        tiles = TILES[element, WIDTH]
+        tiles = PREFILL_TILES[element, WIDTH]
         given = types | scales | {"starts": "*i32"}
         given |= dict.fromkeys(("number", "left", "skip", "q_token", "out_token"), INT)
         for split in (None, "*i32"):
-            sides = {"M": tiles.rows, "TILE": tiles.looping.tile if split else tiles.tile}
+            sides = {
+                "M": tiles.rows,
+                "TILE": tiles.for_persistent_kernel.tile if split else tiles.tile,
+            }
             constants = shape | absent | halved | sides | {"ROWS": 1024 if split else 64}
             name = f"paged attention, {'mixed' if split else 'prefill'}, {element} bytes"
             more = {"split": split} if split else {}
             yield Kernel(
-                name, prefill.attend_queries, given | more,
+                name, paged_prefill_kernel.prefill_kernel, given | more,
                 constants if split else constants | {"split": None},
                 tiles.warps, None, tiles.stages,
             )  # fmt: skip
@@ -69,11 +75,19 @@ def kernels() -> Iterator[Kernel]:
     for splits in (0, 16):
         name = f"paged attention, plan, {splits} splits"
         fixed = constants | {"SPLITS": splits}
-        yield Kernel(name, plan.plan_shares, given, fixed | {"live": None}, 4)
-        yield Kernel(f"{name}, live", plan.plan_shares, given | {"live": "*i32"}, fixed, 4)
+        yield Kernel(name, split_kv_kernel.split_kv_kernel, given, fixed | {"live": None}, 4)
+        yield Kernel(
+            f"{name}, live", split_kv_kernel.split_kv_kernel, given | {"live": "*i32"}, fixed, 4
+        )
         types = counts | {"plan": "*i32", "out": BF16, "parts": FP32, "stats": FP32}
         sizes |= {"SPLITS": splits, "sinks": None}
-        yield Kernel(f"paged attention, join, {splits} splits", decode.join_parts, types, sizes, 2)
+        yield Kernel(
+            f"paged attention, join, {splits} splits",
+            paged_decode_kernel.merge_splits_kernel,
+            types,
+            sizes,
+            2,
+        )
 
 
 def _cut(cut: Any) -> dict[str, Any]:
@@ -81,8 +95,8 @@ def _cut(cut: Any) -> dict[str, Any]:
 
 
 def _stores(cached: str) -> Iterator[Kernel]:
-    from meshwright.run.kernels import paged_store, paged_store_kernel
-    from meshwright.run.kernels.rotary_kernel import tile_of
+    from meshwright.run.kernels.paged_attention import kv_cache_write, kv_cache_write_kernel
+    from meshwright.run.kernels.rotary.rotary_kernel import select_rotary_tile
 
     types = {"k_cache": cached, "v_cache": cached, "slots": "*i64", "number": INT} | STRIDES
     scaled = cached == E4M3
@@ -90,7 +104,7 @@ def _stores(cached: str) -> Iterator[Kernel]:
     absent: dict[str, Any] = {} if scaled else {"k_scale": None, "v_scale": None}
     given = types | {"k": BF16, "v": BF16}
     given |= {f"{x}_{axis}": INT for x in "kv" for axis in ("token", "head")}
-    tile = tile_of(KV_HEADS, KV_HEADS, WIDTH, paged_store.TILE)
+    tile = select_rotary_tile(KV_HEADS, KV_HEADS, WIDTH, kv_cache_write.TILE)
     shape: dict[str, Any] = {
         "K": KV_HEADS,
         "E": WIDTH,
@@ -99,15 +113,15 @@ def _stores(cached: str) -> Iterator[Kernel]:
         "EIGHT_BITS": scaled,
     }
     cut = {"TOKENS": tile.tokens, "HEADS": tile.heads}
-    function = paged_store_kernel.store_tokens
+    function = kv_cache_write_kernel.write_kv_kernel
     name = f"store in pages, {cached}"
-    yield Kernel(name, function, given, shape | cut | absent, paged_store.WARPS)
+    yield Kernel(name, function, given, shape | cut | absent, kv_cache_write.WARPS)
     given = types | dict.fromkeys(("qkv", "out", "q_weight", "k_weight"), BF16)
     given |= {"cos": FP32, "sin": FP32, "row_stride": INT, "eps": "fp32"}
-    tile = tile_of(HEADS, KV_HEADS, WIDTH, paged_store.TILE)
+    tile = select_rotary_tile(HEADS, KV_HEADS, WIDTH, kv_cache_write.TILE)
     shape |= {"H": HEADS, "HALF": WIDTH // 2, "HALF_COLUMNS": WIDTH // 2}
     shape |= {"INTERLEAVED": False, "UNIT_OFFSET": False}
     cut = {"TOKENS": tile.tokens, "HEADS": tile.heads}
-    function = paged_store_kernel.turn_and_store
+    function = kv_cache_write_kernel.rope_and_write_kv_kernel
     name = f"norm, turn and store in pages, {cached}"
-    yield Kernel(name, function, given, shape | cut | absent, paged_store.WARPS)
+    yield Kernel(name, function, given, shape | cut | absent, kv_cache_write.WARPS)

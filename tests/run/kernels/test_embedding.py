@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from meshwright.run.kernels.embedding import add_rows, embedding
-from meshwright.run.kernels.language import Backend
+from meshwright.run.kernels.embedding import embedding, sum_grads_by_row
+from meshwright.run.kernels.triton_compat import KernelBackend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _gradient(numbers: torch.Tensor, weight: torch.Tensor, backend: Backend) -> torch.Tensor:
+def _gradient(numbers: torch.Tensor, weight: torch.Tensor, backend: KernelBackend) -> torch.Tensor:
     leaf = weight.clone().requires_grad_()
     out = embedding(numbers, leaf, backend=backend)
     assert torch.equal(out, weight[numbers])
@@ -31,14 +31,14 @@ def test_the_gradient_is_that_of_torch(dtype: torch.dtype, width: int) -> None:
 
 def test_rows_that_nobody_looked_up_get_nothing() -> None:
     numbers = torch.tensor([4, 4, 4], device=DEVICE)
-    table = add_rows(torch.ones(3, 16, device=DEVICE), numbers, 6, torch.float32)
+    table = sum_grads_by_row(torch.ones(3, 16, device=DEVICE), numbers, 6, torch.float32)
     assert table.sum(1).tolist() == [0, 0, 0, 0, 48, 0]
 
 
 def test_sums_are_rounded_once() -> None:
     numbers = torch.zeros(300, dtype=torch.int64, device=DEVICE)
     ones = torch.ones(300, 8, dtype=torch.bfloat16, device=DEVICE)
-    assert add_rows(ones, numbers, 1, torch.bfloat16)[0, 0] == 300
+    assert sum_grads_by_row(ones, numbers, 1, torch.bfloat16)[0, 0] == 300
 
 
 def test_the_gradient_comes_in_the_format_the_weight_accumulates() -> None:
@@ -51,4 +51,4 @@ def test_the_gradient_comes_in_the_format_the_weight_accumulates() -> None:
 
 def test_no_tokens_are_no_gradient() -> None:
     numbers = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    assert not add_rows(torch.zeros(0, 8, device=DEVICE), numbers, 3, torch.float32).any()
+    assert not sum_grads_by_row(torch.zeros(0, 8, device=DEVICE), numbers, 3, torch.float32).any()

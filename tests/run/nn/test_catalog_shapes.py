@@ -10,23 +10,23 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from meshwright.run.kernels.documents import Documents
-from meshwright.run.nn.build import Options, build
+from meshwright.run.kernels.attention.packed_sequences import PackedSequences
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.nn.recompute import use_recompute
+from meshwright.run.nn.decoder_builder import BuildOptions, build_decoder
+from meshwright.run.nn.recompute import apply_recompute
+from meshwright.run.nn.weight_init import materialize
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import (
-    Attention,
-    Experts,
+    AttentionSpec,
     FeedForward,
-    GatedDelta,
-    LatentAttention,
-    Mamba2,
+    GatedDeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
     Mixer,
-    Mlp,
+    MLPSpec,
     Model,
+    MoESpec,
 )
 
 pytestmark = pytest.mark.slow
@@ -36,25 +36,25 @@ VOCAB, LENGTH, FIRST = 64, 20, 7
 
 def small_mixer(mixer: Mixer | None) -> Mixer | None:
     match mixer:
-        case Attention():
+        case AttentionSpec():
             kv_heads = 4 if mixer.heads == mixer.kv_heads else 2
             near: dict[str, Any] = {"window": mixer.window and 6, "chunk": mixer.chunk and 8}
             return replace(mixer, heads=4, kv_heads=kv_heads, head_dim=16, **near)
-        case LatentAttention():
+        case LatentAttentionSpec():
             sizes = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 12}
             return replace(mixer, heads=4, q_rank=mixer.q_rank and 16, **sizes)
-        case GatedDelta():
+        case GatedDeltaNetSpec():
             return replace(mixer, key_heads=2, value_heads=4, key_dim=8, value_dim=8)
-        case Mamba2():
+        case Mamba2Spec():
             return replace(mixer, heads=4, head_dim=8, state_dim=8, groups=2)
     return None
 
 
 def small_mlp(mlp: FeedForward | None) -> FeedForward | None:
     match mlp:
-        case Mlp():
+        case MLPSpec():
             return replace(mlp, width=48)
-        case Experts():
+        case MoESpec():
             grouped = mlp.groups > 1
             sizes: dict[str, Any] = {"shared_width": mlp.shared_width and 24, "width": 16}
             sizes |= {"groups": 4 if grouped else 1, "groups_used": 2 if grouped else 1}
@@ -77,8 +77,8 @@ def small(model: Model) -> Model:
 def shapes() -> dict[str, Model]:
     """Return the distinct small shapes, by the first model that has each."""
     found: dict[Model, str] = {}
-    for name in catalog.models():
-        shape = replace(small(catalog.model(name)), name="small", family="any")
+    for name in catalog.list_models():
+        shape = replace(small(catalog.get_model(name)), name="small", family="any")
         found.setdefault(shape, name)
     return {name: shape for shape, name in found.items()}
 
@@ -87,8 +87,8 @@ SHAPES = shapes()
 
 
 def made(name: str, dtype: torch.dtype) -> Decoder:
-    built = build(SHAPES[name], dtype=dtype, options=Options(balance_weight=0.01))
-    materialise(built, "cpu")
+    built = build_decoder(SHAPES[name], dtype=dtype, options=BuildOptions(moe_aux_loss_coeff=0.01))
+    materialize(built, "cpu")
     return built
 
 
@@ -98,9 +98,9 @@ def tokens(seed: int) -> Tensor:
 
 
 def gradients(built: Decoder, layout: Layout) -> dict[str, Tensor]:
-    use_recompute(built.layers, layout)
+    apply_recompute(built.layers, layout)
     built.zero_grad()
-    documents = Documents.of_lengths([[FIRST, LENGTH - FIRST], [LENGTH]])
+    documents = PackedSequences.from_lengths([[FIRST, LENGTH - FIRST], [LENGTH]])
     torch.autograd.backward(built.loss(tokens(0), tokens(1), documents=documents).total)
     grads = {name: weight.grad for name, weight in built.named_parameters() if weight.requires_grad}
     assert None not in grads.values()
@@ -129,7 +129,7 @@ def test_every_parameter_learns_and_recompute_changes_no_bit(name: str) -> None:
 def test_documents_are_alone_and_the_future_unseen(name: str) -> None:
     built = made(name, torch.float64).eval()
     x = tokens(0)[:1]
-    packed = built(x, documents=Documents.of_lengths([[FIRST, LENGTH - FIRST]]))
+    packed = built(x, documents=PackedSequences.from_lengths([[FIRST, LENGTH - FIRST]]))
     # Rotary angles are fp32, and experts are chosen by scores that may lie close together.
     torch.testing.assert_close(packed[:, :FIRST], built(x[:, :FIRST]), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(packed[:, FIRST:], built(x[:, FIRST:]), rtol=1e-5, atol=1e-5)

@@ -15,23 +15,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.run.kernels.documents import Documents
-from meshwright.run.kernels.labels import IGNORED
-from meshwright.run.nn.build import Options, build
+from meshwright.run.kernels.attention.packed_sequences import PackedSequences
+from meshwright.run.kernels.loss.ignore_index import IGNORE_INDEX
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.initialise import materialise
-from meshwright.spec.model import Attention, Block, Experts, Mlp, Model, MultiToken, Norm, Rotary
-from meshwright.spec.model import decoder as llama
+from meshwright.run.nn.decoder_builder import BuildOptions, build_decoder
+from meshwright.run.nn.weight_init import materialize
+from meshwright.spec.model import (
+    AttentionSpec,
+    BlockSpec,
+    MLPSpec,
+    Model,
+    MoESpec,
+    MtpSpec,
+    NormSpec,
+    Rotary,
+    build_decoder_model,
+)
 
 VOCAB, LENGTH = 97, 21
 
 
 def made(
-    model: Model, options: Options | None = None, dtype: torch.dtype = torch.float32
+    model: Model, options: BuildOptions | None = None, dtype: torch.dtype = torch.float32
 ) -> Decoder:
     """Build with weights large enough that everything matters."""
-    built = build(model, dtype=dtype, options=options or Options())
-    materialise(built, "cpu", seed=1)
+    built = build_decoder(model, dtype=dtype, options=options or BuildOptions())
+    materialize(built, "cpu", seed=1)
     with torch.no_grad():
         for name, weight in built.named_parameters():
             torch.manual_seed(len(name))
@@ -40,7 +49,7 @@ def made(
 
 
 def model(**changes: Any) -> Model:
-    made = llama("m", layers=2, hidden=32, heads=4, kv_heads=2, ffn=40, vocab=VOCAB)
+    made = build_decoder_model("m", layers=2, hidden=32, heads=4, kv_heads=2, ffn=40, vocab=VOCAB)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -116,12 +125,12 @@ SHAPES: dict[str, Model] = {
 def test_the_loss_is_the_cross_entropy_of_the_logits(name: str) -> None:
     ours = made(SHAPES[name])
     x, y = tokens(), tokens(1)
-    y[0, :5] = IGNORED
+    y[0, :5] = IGNORE_INDEX
     found = ours.loss(x, y)
     expected = functional.cross_entropy(ours(x).flatten(0, 1), y.flatten(), reduction="sum")
-    torch.testing.assert_close(found.nats_sum, expected)
+    torch.testing.assert_close(found.loss_sum, expected)
     assert found.count.item() == 2 * LENGTH - 5
-    assert found.auxiliary.item() == 0
+    assert found.auxiliary_loss.item() == 0
 
 
 MIXED: dict[str, Model] = {
@@ -142,7 +151,7 @@ def test_packed_documents_equal_each_alone(name: str) -> None:
     ours = made(MIXED[name], dtype=torch.float64)
     x = tokens()
     lengths = [[6, LENGTH - 6], [LENGTH]]
-    packed = ours(x, documents=Documents.of_lengths(lengths))
+    packed = ours(x, documents=PackedSequences.from_lengths(lengths))
     torch.testing.assert_close(packed[0, :6], ours(x[:1, :6])[0])
     torch.testing.assert_close(packed[0, 6:], ours(x[:1, 6:])[0])
     torch.testing.assert_close(packed[1], ours(x[1:])[0])
@@ -168,8 +177,8 @@ def test_given_positions_are_those_the_tokens_stand_at() -> None:
 
 
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich", "parallel", "parallel-shared"])
-@pytest.mark.parametrize("norm", [Norm(), Norm(kind="layer", bias=True)])
-def test_norms_stand_where_the_block_says(place: Any, norm: Norm) -> None:
+@pytest.mark.parametrize("norm", [NormSpec(), NormSpec(kind="layer", bias=True)])
+def test_norms_stand_where_the_block_says(place: Any, norm: NormSpec) -> None:
     block = msgspec.structs.replace(model().blocks[0], norms=place)
     ours = made(model(blocks=(block,), norm=norm))
     layer: Any = ours.layers[0]
@@ -196,26 +205,26 @@ def test_norms_stand_where_the_block_says(place: Any, norm: Norm) -> None:
 
 
 def _places(ours: Decoder, x: Tensor) -> Any:
-    from meshwright.run.nn.positions import Places
+    from meshwright.run.nn.positions import PositionInfo
 
-    return Places(ours.tables, torch.zeros(x.shape[:2], dtype=torch.long))
+    return PositionInfo(ours.position_tables, torch.zeros(x.shape[:2], dtype=torch.long))
 
 
 def test_layers_may_have_one_part_only() -> None:
     mixer = model().blocks[0].mixer
-    blocks = (Block(name="a", mixer=mixer), Block(name="b", mlp=Mlp(width=8)))
+    blocks = (BlockSpec(name="a", mixer=mixer), BlockSpec(name="b", mlp=MLPSpec(width=8)))
     ours = made(model(blocks=blocks, pattern="2*(a b)"))
     assert ours(tokens()).shape == (2, LENGTH, VOCAB)
 
 
 class TestMultiToken:
-    two = model(multi_token=MultiToken(depth=2, block="dense"))
+    two = model(multi_token=MtpSpec(depth=2, block="dense"))
 
     def test_further_heads_predict_from_what_came_before_and_the_tokens_between(self) -> None:
-        ours = made(self.two, Options(multi_token_weight=0.3))
+        ours = made(self.two, BuildOptions(mtp_loss_scaling_factor=0.3))
         x, y = tokens(), tokens(1)
         places = _places(ours, x)
-        hidden = ours.hidden(x)
+        hidden = ours.compute_hidden_states(x)
         expected = torch.zeros(())
         for steps, head in enumerate(ours.multi_token, start=1):
             hidden = head(hidden, ours.embed(x.roll(-steps, 1), places), places)
@@ -226,33 +235,36 @@ class TestMultiToken:
                 logits.flatten(0, 1), labels.flatten(), reduction="sum"
             )
         found = ours.loss(x, y)
-        torch.testing.assert_close(found.auxiliary, 0.3 * expected / 2)
-        assert found.total.item() == pytest.approx((found.nats_sum + found.auxiliary).item())
+        torch.testing.assert_close(found.auxiliary_loss, 0.3 * expected / 2)
+        assert found.total.item() == pytest.approx((found.loss_sum + found.auxiliary_loss).item())
 
     def test_no_head_predicts_across_documents(self) -> None:
         ours = made(self.two)
         x, y = tokens()[:1], tokens(1)[:1]
-        documents = Documents.of_lengths([[9, LENGTH - 9]])
-        packed = ours.loss(x, y, documents=documents).auxiliary
-        alone = ours.loss(x[:, :9], y[:, :9]).auxiliary + ours.loss(x[:, 9:], y[:, 9:]).auxiliary
+        documents = PackedSequences.from_lengths([[9, LENGTH - 9]])
+        packed = ours.loss(x, y, documents=documents).auxiliary_loss
+        alone = (
+            ours.loss(x[:, :9], y[:, :9]).auxiliary_loss
+            + ours.loss(x[:, 9:], y[:, 9:]).auxiliary_loss
+        )
         torch.testing.assert_close(packed, alone)
 
 
 def test_balance_is_part_of_the_loss_when_asked_for() -> None:
-    block = Block(
+    block = BlockSpec(
         name="moe",
-        mixer=Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary()),
-        mlp=Experts(count=8, top_k=2, width=8),
+        mixer=AttentionSpec(heads=4, kv_heads=2, head_dim=8, rotary=Rotary()),
+        mlp=MoESpec(count=8, top_k=2, width=8),
     )
     sparse = model(blocks=(block,), pattern="2*moe")
     x, y = tokens(), tokens(1)
-    assert made(sparse).loss(x, y).auxiliary.item() == 0
-    ours = made(sparse, Options(balance_weight=0.01))
+    assert made(sparse).loss(x, y).auxiliary_loss.item() == 0
+    ours = made(sparse, BuildOptions(moe_aux_loss_coeff=0.01))
     found = ours.loss(x, y)
     # At least one for each layer, which is reached when all experts are used equally.
-    assert found.auxiliary.item() >= 0.01 * 2 * x.numel() * 0.99
-    torch.autograd.backward(found.auxiliary)
-    assert all(part.router.weight.grad is not None for part in ours.experts())
+    assert found.auxiliary_loss.item() >= 0.01 * 2 * x.numel() * 0.99
+    torch.autograd.backward(found.auxiliary_loss)
+    assert all(part.router.weight.grad is not None for part in ours.iter_moe_layers())
 
 
 ON_GPU: dict[str, Model] = {
@@ -269,7 +281,7 @@ ON_GPU: dict[str, Model] = {
 @pytest.mark.parametrize("name", ON_GPU)
 def test_a_gpu_in_bf16_agrees_with_the_processor_in_fp32(name: str, packed: bool) -> None:
     block = ON_GPU[name].blocks[0]
-    assert isinstance(block.mixer, Attention)
+    assert isinstance(block.mixer, AttentionSpec)
     wide = msgspec.structs.replace(block, mixer=msgspec.structs.replace(block.mixer, head_dim=64))
     wide_model = msgspec.structs.replace(ON_GPU[name], blocks=(wide,))
     torch.manual_seed(0)
@@ -277,14 +289,14 @@ def test_a_gpu_in_bf16_agrees_with_the_processor_in_fp32(name: str, packed: bool
     lengths = [[100, 156], [256]]
     results = []
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        ours = build(wide_model, dtype=dtype)
-        materialise(ours, device)
-        documents = Documents.of_lengths(lengths, device) if packed else None
+        ours = build_decoder(wide_model, dtype=dtype)
+        materialize(ours, device)
+        documents = PackedSequences.from_lengths(lengths, device) if packed else None
         loss = ours.loss(x.to(device), y.to(device), documents=documents)
         torch.autograd.backward(loss.total)
         grad = ours.get_parameter("layers.0.mixer.qkv.weight").grad
         assert grad is not None
-        results.append((loss.nats_sum.detach().cpu(), grad.float().cpu()))
+        results.append((loss.loss_sum.detach().cpu(), grad.float().cpu()))
     (nats, grad), (gpu_nats, gpu_grad) = results
     torch.testing.assert_close(gpu_nats, nats, rtol=2e-3, atol=0)
     assert (gpu_grad - grad).norm() < 0.05 * grad.norm()

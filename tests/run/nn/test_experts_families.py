@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.run.nn.experts import Experts
+from meshwright.run.nn.moe.moe_layer import MoELayer
 from meshwright.spec.model import feedforward
 
 transformers = pytest.importorskip("transformers")
@@ -14,11 +14,11 @@ transformers = pytest.importorskip("transformers")
 HIDDEN = 24
 
 
-def spec(**changes: Any) -> feedforward.Experts:
-    return feedforward.Experts(**{"count": 8, "top_k": 3, "width": 16, **changes})
+def spec(**changes: Any) -> feedforward.MoESpec:
+    return feedforward.MoESpec(**{"count": 8, "top_k": 3, "width": 16, **changes})
 
 
-FAMILIES: dict[str, tuple[dict[str, Any], feedforward.Experts]] = {
+FAMILIES: dict[str, tuple[dict[str, Any], feedforward.MoESpec]] = {
     "mixtral": ({"num_local_experts": 8, "intermediate_size": 16}, spec()),
     "qwen2_moe": (
         {"num_experts": 8, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32},
@@ -137,7 +137,7 @@ def in_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_values_and_gradients_are_those_of_transformers(family: str) -> None:
     changes, described = FAMILIES[family]
     module = theirs(family, changes)
-    experts = Experts(described, HIDDEN, dtype=torch.float32)
+    experts = MoELayer(described, HIDDEN, dtype=torch.float32)
     experts.load_state_dict(in_our_names(module.state_dict()))
     x = torch.randn(2, 9, HIDDEN, requires_grad=True)
     slope = torch.randn_like(x)

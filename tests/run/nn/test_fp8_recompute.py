@@ -12,29 +12,32 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from meshwright.run.kernels.glu import plain_glu
-from meshwright.run.nn import fp8_glu, mlp
-from meshwright.run.nn.build import build
+from meshwright.run.kernels.activation.glu import glu_reference
+from meshwright.run.nn import mlp
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.fp8 import keep_fp8_weights, use_precision
-from meshwright.run.nn.fp8_linear import RECIPES
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.nn.recompute import use_recompute
+from meshwright.run.nn.decoder_builder import build_decoder
+from meshwright.run.nn.linear import fp8_glu_linear
+from meshwright.run.nn.linear.fp8_conversion import apply_precision, cache_fp8_weights
+from meshwright.run.nn.linear.fp8_linear import RECIPES
+from meshwright.run.nn.recompute import apply_recompute
+from meshwright.run.nn.weight_init import materialize
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.kinds import RecomputeOp
-from meshwright.spec.model import decoder
+from meshwright.spec.layout.choices import RecomputeOp
+from meshwright.spec.model import build_decoder_model
 
-MODEL = decoder("dense", layers=2, hidden=128, heads=2, kv_heads=1, ffn=256, vocab=64)
+MODEL = build_decoder_model("dense", layers=2, hidden=128, heads=2, kv_heads=1, ffn=256, vocab=64)
 TOKENS = torch.arange(128).view(1, 128) % 64
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def made(precision: str, *ops: RecomputeOp) -> Decoder:
-    built = build(MODEL, dtype=torch.bfloat16)
-    materialise(built, "cpu")
-    use_recompute(built.layers, Layout(recompute="selective" if ops else "none", recompute_ops=ops))
-    use_precision(built, precision, smallest=0)
-    keep_fp8_weights(built, False)
+    built = build_decoder(MODEL, dtype=torch.bfloat16)
+    materialize(built, "cpu")
+    apply_recompute(
+        built.layers, Layout(recompute="selective" if ops else "none", recompute_ops=ops)
+    )
+    apply_precision(built, precision, smallest=0)
+    cache_fp8_weights(built, False)
     return built
 
 
@@ -97,7 +100,7 @@ def _ungate(
 ) -> tuple[Tensor, Tensor | None]:
     with torch.enable_grad():
         argument = gate_up.detach().requires_grad_()
-        gated = plain_glu(argument, activation)
+        gated = glu_reference(argument, activation)
     (dgate_up,) = torch.autograd.grad(gated, argument, dgated)
     return dgate_up, gated.detach() if again else None
 
@@ -108,9 +111,11 @@ def test_an_activation_made_on_backwards_way_is_the_one_of_forward(
 ) -> None:
     """What runs on a GPU, with the unit's kernels replaced by torch."""
     expected = plain_step(precision)
-    monkeypatch.setattr(mlp, "on_triton", lambda *_: True)
-    monkeypatch.setattr(fp8_glu, "gate", lambda raw, activation, _: plain_glu(raw, activation))
-    monkeypatch.setattr(fp8_glu, "ungate", _ungate)
+    monkeypatch.setattr(mlp, "should_use_triton", lambda *_: True)
+    monkeypatch.setattr(
+        fp8_glu_linear, "glu_forward", lambda raw, activation, _: glu_reference(raw, activation)
+    )
+    monkeypatch.setattr(fp8_glu_linear, "glu_backward", _ungate)
     found, kept = step(made(precision, "mlp_act"))
     assert kept == KEPT["mlp_act",]
     assert all(torch.equal(found[name], expected[name]) for name in expected)

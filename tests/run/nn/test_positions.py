@@ -11,17 +11,17 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.attention.packed_sequences import PackedSequences
 from meshwright.run.nn.positions import (
-    Places,
-    Tables,
-    alibi_slopes,
-    query_growth,
-    rotary_frequencies,
+    PositionInfo,
+    PositionTables,
+    compute_alibi_slopes,
+    compute_query_scale,
+    compute_rotary_frequencies,
 )
-from meshwright.spec.model.huggingface.fields import Fields
-from meshwright.spec.model.huggingface.rotary import read_rotary
-from meshwright.spec.model.positions import Rotary, Temperature
+from meshwright.spec.model.huggingface.config_fields import ConfigFields
+from meshwright.spec.model.huggingface.rope_fields import read_rope
+from meshwright.spec.model.rotary import AttentionTemperature, Rotary
 
 WIDTH, MOST = 32, 256
 SHORT, LONG = [1.0 + i / 16 for i in range(16)], [2.0 + i / 4 for i in range(16)]
@@ -65,41 +65,43 @@ def test_frequencies_equal_those_of_transformers(name: str, length: int) -> None
         rope_parameters=rope,
     )
     expected, multiplier = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), length)
-    rotary = read_rotary(Fields({"rope_parameters": rope}), ("rope_theta", 10000.0))
-    found, factor = rotary_frequencies(rotary, WIDTH, length, MOST)
+    rotary = read_rope(ConfigFields({"rope_parameters": rope}), ("rope_theta", 10000.0))
+    found, factor = compute_rotary_frequencies(rotary, WIDTH, length, MOST)
     torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=0)
     assert factor == pytest.approx(multiplier)
 
 
-def places(length: int, **options: Any) -> Places:
-    return Places(Tables(MOST), torch.zeros(2, length, dtype=torch.long), **options)
+def places(length: int, **options: Any) -> PositionInfo:
+    return PositionInfo(PositionTables(MOST), torch.zeros(2, length, dtype=torch.long), **options)
 
 
 def test_a_share_of_the_head_turns_that_many_dimensions() -> None:
-    turns = places(5).turns(Rotary(fraction=0.25), WIDTH)
+    turns = places(5).get_rotary(Rotary(fraction=0.25), WIDTH)
     assert turns.cos.shape == (5, WIDTH // 8)
     assert turns.cos.dtype == torch.float32
 
 
 def test_documents_start_again_at_position_nought() -> None:
     rotary = Rotary()
-    packed = places(8, documents=Documents.of_lengths([[3, 5], [8]])).turns(rotary, WIDTH)
-    plain = places(8).turns(rotary, WIDTH)
+    packed = places(8, documents=PackedSequences.from_lengths([[3, 5], [8]])).get_rotary(
+        rotary, WIDTH
+    )
+    plain = places(8).get_rotary(rotary, WIDTH)
     assert torch.equal(packed.cos[0, 3:], plain.cos[:5])
     assert torch.equal(packed.sin[1], plain.sin)
 
 
 def test_given_positions_may_reach_beyond_the_tokens_at_hand() -> None:
     positions = torch.tensor([[4, 5], [6, 7]])
-    found = places(2, positions=positions, reach=8).turns(Rotary(), WIDTH)
-    assert torch.equal(found.cos[1, 1], places(8).turns(Rotary(), WIDTH).cos[7])
+    found = places(2, positions=positions, max_position_count=8).get_rotary(Rotary(), WIDTH)
+    assert torch.equal(found.cos[1, 1], places(8).get_rotary(Rotary(), WIDTH).cos[7])
 
 
 def test_a_table_is_made_once_and_grows() -> None:
-    tables, device = Tables(MOST), torch.device("cpu")
-    first = tables.turns(Rotary(), WIDTH, 8, device)
-    longer = tables.turns(Rotary(), WIDTH, 16, device)
-    again = tables.turns(Rotary(), WIDTH, 8, device)
+    tables, device = PositionTables(MOST), torch.device("cpu")
+    first = tables.get_rotary(Rotary(), WIDTH, 8, device)
+    longer = tables.get_rotary(Rotary(), WIDTH, 16, device)
+    again = tables.get_rotary(Rotary(), WIDTH, 8, device)
     assert torch.equal(first.cos, again.cos)
     assert again.cos.data_ptr() == longer.cos.data_ptr()
 
@@ -111,11 +113,11 @@ def test_slopes_equal_those_of_bloom(heads: int) -> None:
     mask = torch.ones(1, 2)
     # Its bias is slope · position: at position 1, the slope.
     expected = build_alibi_tensor(mask, heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(alibi_slopes(heads), expected)
+    torch.testing.assert_close(compute_alibi_slopes(heads), expected)
 
 
 def test_queries_grow_with_the_logarithm_of_their_step() -> None:
-    temperature = Temperature(floor=4, scale=0.5)
-    growth = query_growth(temperature, torch.tensor([0, 2, 3, 11]))
+    temperature = AttentionTemperature(floor=4, scale=0.5)
+    growth = compute_query_scale(temperature, torch.tensor([0, 2, 3, 11]))
     expected = 1 + 0.5 * torch.log1p(torch.tensor([0.0, 0.0, 1.0, 3.0]))
     torch.testing.assert_close(growth, expected)

@@ -12,43 +12,57 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.nn.recompute import FULL, NOTHING, Replay, dropped, layer_ops, use_recompute
+from meshwright.run.nn.decoder_builder import build_decoder
+from meshwright.run.nn.recompute import (
+    FULL_RECOMPUTE,
+    NO_RECOMPUTE,
+    RecomputedFunction,
+    apply_recompute,
+    drop_saved_tensors,
+    list_recompute_ops,
+)
+from meshwright.run.nn.weight_init import materialize
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Block, Experts, LatentAttention, Model, Rotary, decoder
+from meshwright.spec.model import (
+    BlockSpec,
+    LatentAttentionSpec,
+    Model,
+    MoESpec,
+    Rotary,
+    build_decoder_model,
+)
 
 TOKENS = torch.arange(2 * 32).view(2, 32) % 53
 
 
 def dense(**changes: Any) -> Model:
-    model = decoder("dense", layers=3, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=53)
+    model = build_decoder_model("dense", layers=3, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=53)
     block = msgspec.structs.replace(model.blocks[0], **changes)
     return msgspec.structs.replace(model, blocks=(block,))
 
 
 LATENT = dense(
-    mixer=LatentAttention(
+    mixer=LatentAttentionSpec(
         heads=8, kv_rank=8, nope_dim=4, rope_dim=4, value_dim=8, q_rank=8, rotary=Rotary()
     )
 )
 SPARSE = msgspec.structs.replace(
     dense(),
     blocks=(
-        Block(
+        BlockSpec(
             name="dense",
             mixer=dense().blocks[0].mixer,
-            mlp=Experts(count=8, top_k=2, width=64, shared_width=64),
+            mlp=MoESpec(count=8, top_k=2, width=64, shared_width=64),
         ),
     ),
 )
 
 
 def made(model: Model, layout: Layout) -> Decoder:
-    built = build(model, dtype=torch.float32)
-    materialise(built, "cpu")
-    use_recompute(built.layers, layout)
+    built = build_decoder(model, dtype=torch.float32)
+    materialize(built, "cpu")
+    apply_recompute(built.layers, layout)
     return built
 
 
@@ -136,8 +150,8 @@ def test_evaluation_recomputes_nothing() -> None:
 
 def test_only_the_first_layers_recompute_when_few_are_named() -> None:
     layout = Layout(recompute="selective", recompute_ops=("mlp",), recompute_layers=2)
-    assert layer_ops(layout, 3) == (frozenset({"mlp"}), frozenset({"mlp"}), NOTHING)
-    assert layer_ops(Layout(recompute="full"), 2) == (frozenset({FULL}),) * 2
+    assert list_recompute_ops(layout, 3) == (frozenset({"mlp"}), frozenset({"mlp"}), NO_RECOMPUTE)
+    assert list_recompute_ops(Layout(recompute="full"), 2) == (frozenset({FULL_RECOMPUTE}),) * 2
 
 
 class _Counted(nn.Module):
@@ -156,9 +170,9 @@ class _Counted(nn.Module):
 def test_a_replay_runs_once_more_for_its_own_backward_and_its_dropped_result() -> None:
     inner, outer = _Counted(), _Counted()
     x = torch.randn(3, 4, requires_grad=True)
-    replay = Replay(inner)
+    replay = RecomputedFunction(inner)
     y = replay(x)
-    with dropped((y, replay.output)):
+    with drop_saved_tensors((y, replay.recompute_output)):
         z = outer(y)
     del y
     torch.autograd.backward(z.sum())
@@ -174,7 +188,7 @@ def test_a_dropped_tensor_is_made_again_once_for_all_who_saved_it() -> None:
         made_again.append(1)
         return torch.sin(x)
 
-    with dropped((y, again)):
+    with drop_saved_tensors((y, again)):
         z = (y * y.flip(0)).sum() + (y.t() @ y).sum()
     (found,) = torch.autograd.grad(z, x)
     y = torch.sin(x)

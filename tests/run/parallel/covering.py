@@ -11,18 +11,26 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Attention, Block, Experts, Mlp, Model, Rotary, decoder
-from meshwright.spec.model.block import Norm, NormKind
+from meshwright.spec.model import (
+    AttentionSpec,
+    BlockSpec,
+    MLPSpec,
+    Model,
+    MoESpec,
+    Rotary,
+    build_decoder_model,
+)
+from meshwright.spec.model.block import NormKind, NormSpec
 from tests.run.parallel.equivalence import Case
 
-HEADS = Attention(heads=4, kv_heads=2, head_dim=8, qk_norm="full", rotary=Rotary())
+HEADS = AttentionSpec(heads=4, kv_heads=2, head_dim=8, qk_norm="full", rotary=Rotary())
 """One norm over the queries of all heads, and one over the keys, as OLMo has them."""
 
 
 def olmo2(layers: int = 4, kind: NormKind = "rms") -> Model:
     """Return a model like OLMo 2: norms behind the parts alone, and of all heads together."""
-    block = Block(name="dense", mixer=HEADS, mlp=Mlp(width=48), norms="post")
-    norm = Norm(kind=kind, eps=1e-6, bias=kind == "layer")
+    block = BlockSpec(name="dense", mixer=HEADS, mlp=MLPSpec(width=48), norms="post")
+    norm = NormSpec(kind=kind, eps=1e-6, bias=kind == "layer")
     return Model(
         name="olmo2", hidden=32, vocab=61, blocks=(block,), pattern=f"{layers}*dense", norm=norm
     )
@@ -30,15 +38,17 @@ def olmo2(layers: int = 4, kind: NormKind = "rms") -> Model:
 
 def olmoe(layers: int = 4) -> Model:
     """Return a model like OLMoE: queries, keys and values are clipped behind those norms."""
-    routed = Experts(count=4, top_k=2, width=16, normalise=False)
-    block = Block(name="moe", mixer=replace(HEADS, clip=0.9), mlp=routed)
+    routed = MoESpec(count=4, top_k=2, width=16, normalise=False)
+    block = BlockSpec(name="moe", mixer=replace(HEADS, clip=0.9), mlp=routed)
     return Model(name="olmoe", hidden=32, vocab=61, blocks=(block,), pattern=f"{layers}*moe")
 
 
 MODELS: dict[str, Model] = {
-    "dense": decoder("dense", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61),
-    "tied": decoder("tied", layers=4, hidden=32, heads=4, ffn=48, vocab=61, tied=True),
-    "experts": decoder(
+    "dense": build_decoder_model(
+        "dense", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61
+    ),
+    "tied": build_decoder_model("tied", layers=4, hidden=32, heads=4, ffn=48, vocab=61, tied=True),
+    "experts": build_decoder_model(
         "experts",
         layers=4,
         hidden=32,
@@ -47,7 +57,7 @@ MODELS: dict[str, Model] = {
         ffn=48,
         vocab=61,
         dense_layers=2,
-        experts=Experts(count=4, top_k=2, width=16, shared_width=16),
+        experts=MoESpec(count=4, top_k=2, width=16, shared_width=16),
     ),
     "olmo2": olmo2(),
     "olmoe": olmoe(),
@@ -114,7 +124,7 @@ class Choice(NamedTuple):
             dp=self.dp,
             zero=self.zero,
             ep=self.ep,
-            expert_tp=1 if MODELS[self.model].experts is not None else None,
+            expert_tp=1 if MODELS[self.model].moe is not None else None,
             recompute=self.recompute,  # type: ignore[arg-type]
             recompute_ops=("layernorm", "mlp_act") if self.recompute == "selective" else (),
             microbatch=1,
@@ -144,7 +154,7 @@ def _sensible(choice: Choice) -> bool:
         return False
     if choice.zero and choice.dp == 1:
         return False
-    if choice.ep > 1 and MODELS[choice.model].experts is None:
+    if choice.ep > 1 and MODELS[choice.model].moe is None:
         return False
     if choice.pipeline == "dualpipe-v" and choice.dp == 4:
         return False  # two microbatches are too few to feed both ends

@@ -4,7 +4,7 @@ The reference is the same model on one process in float32. Each rank compares wh
 the same part of the reference: losses and norms of every step, the first one's gradients, and how
 far weights moved in all. What should be compared and is on no rank is a fault; see `nearness`.
 
-AdamW's `eps` is that of `mw verify`, a tenth of an average clipped gradient: with a smaller one an
+AdamW's `eps` is that of `mw parity`, a tenth of an average clipped gradient: with a smaller one an
 update is the gradient's sign, which rounding flips where a gradient is nearly nought.
 """
 
@@ -17,25 +17,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from meshwright.run.kernels.documents import Documents
-from meshwright.run.kernels.labels import IGNORED
-from meshwright.run.nn.build import DEFAULTS, Options, build
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.parallel.buckets import BUCKET_BYTES
-from meshwright.run.parallel.chosen import Algorithms
-from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.parallel.experts import sum_loads
-from meshwright.run.parallel.matrices import WholeMatrices
+from meshwright.run.kernels.attention.packed_sequences import PackedSequences
+from meshwright.run.kernels.loss.ignore_index import IGNORE_INDEX
+from meshwright.run.nn.decoder_builder import DEFAULT_BUILD_OPTIONS, BuildOptions, build_decoder
+from meshwright.run.nn.weight_init import materialize
+from meshwright.run.parallel.algorithm_selection import AlgorithmsByGroup
+from meshwright.run.parallel.expert_parallel.token_dispatcher import all_reduce_expert_load
+from meshwright.run.parallel.forward_backward import ForwardBackwardRunner
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.parallel.runner import Runner
-from meshwright.run.parallel.shards import Lie
-from meshwright.run.parallel.spread import Spread, spread
-from meshwright.run.parallel.stage import Microbatch
-from meshwright.run.parallel.sync import Sync, make_sync
-from meshwright.run.parallel.verify.step import CLIP, quiet_eps
+from meshwright.run.parallel.microbatch import Microbatch
+from meshwright.run.parallel.sharded_model import ShardedModel, shard_model
+from meshwright.run.parallel.verify.verification_step import CLIP_GRAD, compute_verify_eps
+from meshwright.run.parallel.zero.bucket_shard import ShardRange
+from meshwright.run.parallel.zero.buckets import BUCKET_BYTES
+from meshwright.run.parallel.zero.gradient_sync import Sync, make_gradient_sync
+from meshwright.run.parallel.zero.matrix_gather import MatrixGatherer
 from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
-from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
-from meshwright.run.train.optimizer.settings import OptimizerSettings
+from meshwright.run.train.optimizer.optimizer_config import OptimizerConfig
+from meshwright.run.train.optimizer.stacked_matrices import (
+    list_stacked_matrix_rows,
+    make_matrix_gatherer,
+)
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model, count_parameters
 from tests.run.parallel.nearness import (
@@ -66,9 +69,9 @@ class Case:
     layout: Layout
     sequences: int = 8
     packed: bool = False
-    options: Options = DEFAULTS
+    options: BuildOptions = DEFAULT_BUILD_OPTIONS
     bucket_bytes: int = BUCKET_BYTES
-    algorithms: Algorithms | None = None
+    algorithms: AlgorithmsByGroup | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
     device: str = "cpu"
     """Where ranks and reference compute; several ranks may share a GPU."""
@@ -103,8 +106,8 @@ def sequences(vocab: int, count: int, step: int, *, packed: bool) -> Microbatch:
     documents = None
     if packed:
         lengths = [(5, LENGTH - 5) if row % 2 else (LENGTH - 3, 3) for row in range(count)]
-        documents = Documents.of_lengths(lengths)
-        labels.view(-1)[documents.starts[1:].long() - 1] = IGNORED
+        documents = PackedSequences.from_lengths(lengths)
+        labels.view(-1)[documents.cu_seqlens[1:].long() - 1] = IGNORE_INDEX
     return Microbatch(rows[:, :-1].clone(), labels, None, documents)
 
 
@@ -114,29 +117,29 @@ def cut(batch: Microbatch, first: int, count: int, device: str = "cpu") -> Micro
     documents = None
     if batch.documents is not None:
         # Two documents to a sequence.
-        starts = batch.documents.starts[2 * first : 2 * (first + count) + 1] - first * LENGTH
-        documents = Documents(starts.to(device), batch.documents.longest)
+        starts = batch.documents.cu_seqlens[2 * first : 2 * (first + count) + 1] - first * LENGTH
+        documents = PackedSequences(starts.to(device), batch.documents.max_length)
     tokens, labels = (each[rows].to(device) for each in (batch.tokens_BT, batch.labels_BT))
     return Microbatch(tokens, labels, None, documents)
 
 
 def reference(case: Case) -> Run:
     """Train on one device."""
-    decoder = build(case.model, dtype=torch.float32, options=case.options)
-    materialise(decoder, case.device, seed=1)
-    optimizer = _optimizer(decoder.named_parameters(), case, matrix_parts(decoder))
+    decoder = build_decoder(case.model, dtype=torch.float32, options=case.options)
+    materialize(decoder, case.device, seed=1)
+    optimizer = _optimizer(decoder.named_parameters(), case, list_stacked_matrix_rows(decoder))
     before = _copied(decoder)
     losses, norms, gradients = [], [], {}
     for step in range(STEPS):
         batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
         count = case.layout.microbatch
-        share = 1 / int((batch.labels_BT != IGNORED).sum())
+        share = 1 / int((batch.labels_BT != IGNORE_INDEX).sum())
         total = 0.0
         for first in range(0, case.sequences, count):
             part = cut(batch, first, count, case.device)
             loss = decoder.loss(part.tokens_BT, part.labels_BT, documents=part.documents)
             (loss.total * share).backward()  # type: ignore[no-untyped-call]
-            total += float(loss.nats_sum.detach()) * share
+            total += float(loss.loss_sum.detach()) * share
         losses.append(total)
         if step == 0:
             gradients = {
@@ -145,9 +148,9 @@ def reference(case: Case) -> Run:
                 if each.requires_grad
             }
         report = optimizer.step(LEARNING_RATE)
-        for experts in decoder.experts():
-            experts.update_balance(BALANCE_RATE)
-        norms.append(float(report.norm))
+        for experts in decoder.iter_moe_layers():
+            experts.update_expert_bias(BALANCE_RATE)
+        norms.append(float(report.grad_norm))
         optimizer.zero_grad()
     return Run(tuple(losses), tuple(norms), gradients, before, _copied(decoder))
 
@@ -160,11 +163,11 @@ def _optimizer(
     parameters: object,
     case: Case,
     parts: dict[str, tuple[int, ...]],
-    matrices: WholeMatrices | None = None,
+    matrices: MatrixGatherer | None = None,
 ) -> Optimizer:
     layout = Layout(precision="fp32", master_precision="none", optimizer=case.optimizer)
-    eps = quiet_eps(count_parameters(case.model).total)
-    settings = OptimizerSettings(lr=LEARNING_RATE, warmup_steps=0, clip=CLIP, eps=eps)
+    eps = compute_verify_eps(count_parameters(case.model).total)
+    settings = OptimizerConfig(lr=LEARNING_RATE, warmup_steps=0, clip_grad=CLIP_GRAD, eps=eps)
     return make_optimizer(
         parameters,  # type: ignore[arg-type]
         layout,
@@ -180,41 +183,44 @@ def compare(case: Case, wanted: Run) -> Measured:
     """Train on this rank's part; return how far it is from one device."""
     torch.set_num_threads(1)
     mesh = Mesh(case.layout, device=case.device, algorithms=case.algorithms)
-    mine = spread(case.model, mesh, dtype=torch.float32, seed=1, options=case.options)
-    runner, sync = Runner(mine), make_sync(mine, bucket_bytes=case.bucket_bytes)
-    whole = matrices_for_muon(mine, sync) if case.optimizer == "muon" else None
-    parts_of = matrix_parts(build(case.model, options=case.options))
+    mine = shard_model(case.model, mesh, dtype=torch.float32, seed=1, options=case.options)
+    runner, sync = (
+        ForwardBackwardRunner(mine),
+        make_gradient_sync(mine, bucket_bytes=case.bucket_bytes),
+    )
+    whole = make_matrix_gatherer(mine, sync) if case.optimizer == "muon" else None
+    parts_of = list_stacked_matrix_rows(build_decoder(case.model, options=case.options))
     optimizer = _optimizer(sync.named_parameters(), case, parts_of, whole)
     measured = Measured([])
     for step in range(STEPS):
         batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
-        share = 1 / int((batch.labels_BT != IGNORED).sum())
+        share = 1 / int((batch.labels_BT != IGNORE_INDEX).sum())
         each = case.sequences // case.layout.dp
         parts = [
-            cut(batch, mesh.place.dp * each + first, case.layout.microbatch, case.device)
+            cut(batch, mesh.coordinate.dp * each + first, case.layout.microbatch, case.device)
             for first in range(0, each, case.layout.microbatch)
         ]
-        sync.begin()
-        sums = runner(parts, share, sync.last)
+        sync.begin_step()
+        sums = runner(parts, share, sync.mark_last_backward)
         # Ranks of a tensor-parallel group have the same loss, those of earlier stages none.
-        loss = mesh.world.all_reduce(sums.nats.reshape(1) * share) / case.layout.tp
-        gradients = sync.gradients()
+        loss = mesh.world.all_reduce(sums.loss_sum.reshape(1) * share) / case.layout.tp
+        gradients = sync.reduced_gradients()
         if step == 0:
             compared = _gradients(gradients, sync)
             measured.errors.extend(differences("gradient", compared, wanted.gradients))
             measured.held["gradient"] = held(compared)
-        report = optimizer.step(LEARNING_RATE, norm=sync.norm(), gradients=gradients)
+        report = optimizer.step(LEARNING_RATE, norm=sync.grad_norm(), gradients=gradients)
         for kind, found, expected in (
             ("loss", loss, wanted.losses[step]),
-            ("norm", report.norm, wanted.norms[step]),
+            ("norm", report.grad_norm, wanted.norms[step]),
         ):
             off = abs(float(found) / expected - 1)
             measured.errors.append(Error(kind, f"step {step}", off))  # type: ignore[arg-type]
-        sum_loads(mine.decoder, mesh)
-        for experts in mine.decoder.experts():
-            experts.update_balance(BALANCE_RATE)
-        sync.finish()
-    with sync.gathered():
+        all_reduce_expert_load(mine.decoder, mesh)
+        for experts in mine.decoder.iter_moe_layers():
+            experts.update_expert_bias(BALANCE_RATE)
+        sync.zero_grads_and_unshard()
+    with sync.unsharded_parameters():
         compared = _moves(mine, wanted.before)
     measured.errors.extend(differences("update", compared, wanted.moved, wanted.before))
     measured.held["update"] = held(compared)
@@ -223,17 +229,19 @@ def compare(case: Case, wanted: Run) -> Measured:
 
 def _gradients(found: dict[str, Tensor], sync: Sync) -> dict[str, Compared]:
     """Return the gradients of everything that this rank updates."""
-    lies = sync.lies()
+    lies = sync.shard_ranges()
     updated = [name for name, each in sync.named_parameters() if each.requires_grad]
     return {name: Compared(found.get(name), lies[name]) for name in updated}
 
 
-def _moves(mine: Spread, before: dict[str, Tensor]) -> dict[str, Compared]:
+def _moves(mine: ShardedModel, before: dict[str, Tensor]) -> dict[str, Compared]:
     """Return how far the weights that this rank computes with moved."""
     moved = {}
     for name, parameter in mine.decoder.named_parameters():
-        holding, here = mine.holdings[name], parameter.detach().cpu()
-        moved[name] = Compared(here - holding.take(before[name]), Lie(holding, 0, here.numel()))
+        holding, here = mine.shard_specs[name], parameter.detach().cpu()
+        moved[name] = Compared(
+            here - holding.select_local(before[name]), ShardRange(holding, 0, here.numel())
+        )
     return moved
 
 
@@ -250,7 +258,7 @@ def measure(cases: Sequence[Case]) -> tuple[list[Run], list[list[Measured]]]:
     torch.set_num_threads(threads)
     ranks = cases[0].layout.gpus
     # As bytes: tensors would each travel by a file, of which a process may open only so many.
-    return wanted, launch(ranks, _all, tuple(cases), pickle.dumps(wanted), timeout_s=300)
+    return wanted, spawn_ranks(ranks, _all, tuple(cases), pickle.dumps(wanted), timeout_s=300)
 
 
 def check(cases: Sequence[Case]) -> dict[str, list[str]]:

@@ -5,11 +5,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.run.parallel.chosen import Algorithms
-from meshwright.run.parallel.flow import copy_in, gather_in, scatter_out, trade
-from meshwright.run.parallel.group import Group, Message
+from meshwright.run.parallel.algorithm_selection import AlgorithmsByGroup
+from meshwright.run.parallel.autograd_collectives import (
+    all_to_all,
+    copy_to_region,
+    gather_from_sequence_region,
+    reduce_scatter_to_sequence_region,
+)
+from meshwright.run.parallel.group_coordinator import GroupCoordinator, P2PMessage
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.parallel.recorder import Recorder
+from meshwright.run.parallel.timeline_recorder import TimelineRecorder
 from meshwright.spec.layout import Layout
 
 
@@ -18,7 +23,7 @@ def given(rank: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(rank))
 
 
-def exchanged(group: Group) -> dict[str, tuple[Tensor, Tensor]]:
+def exchanged(group: GroupCoordinator) -> dict[str, tuple[Tensor, Tensor]]:
     """Return, for each operation, what came out and what should have."""
     n, me = group.size, group.index
     all_given = [given(rank, 4 * n, 6) for rank in range(n)]
@@ -55,19 +60,21 @@ def exchanged(group: Group) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def _passed_on(group: Group, mine: Tensor) -> Tensor:
+def _passed_on(group: GroupCoordinator, mine: Tensor) -> Tensor:
     """Send to the next rank, and get from the one before."""
     n, me, into = group.size, group.index, torch.empty_like(mine)
-    messages = [Message(mine, (me + 1) % n, True), Message(into, (me - 1) % n, False)]
-    for pending in group.exchange(messages):
+    messages = [P2PMessage(mine, (me + 1) % n, True), P2PMessage(into, (me - 1) % n, False)]
+    for pending in group.batch_send_recv(messages):
         pending.wait()
     return into
 
 
-def wrong(algorithms: Algorithms | None = None, folder: Path | None = None) -> dict[str, float]:
+def wrong(
+    algorithms: AlgorithmsByGroup | None = None, folder: Path | None = None
+) -> dict[str, float]:
     """Run every operation on a tensor-parallel group; return by how much some are off."""
     layout = Layout(tp=4, precision="fp32")
-    recorder = None if folder is None else Recorder(folder, torch.distributed.get_rank())
+    recorder = None if folder is None else TimelineRecorder(folder, torch.distributed.get_rank())
     mesh = Mesh(layout, algorithms=algorithms, recorder=recorder)
     off = {
         name: float((found - right).abs().max())
@@ -89,10 +96,15 @@ def lines_of_a_backward() -> list[tuple[str, str]]:
     group, x = mesh["tp"], torch.ones(4, 4, requires_grad=True)
 
     def model(x: Tensor) -> Tensor:
-        return trade(scatter_out(gather_in(copy_in(x, group), group, 0), group, 0), group).sum()
+        return all_to_all(
+            reduce_scatter_to_sequence_region(
+                gather_from_sequence_region(copy_to_region(x, group), group, 0), group, 0
+            ),
+            group,
+        ).sum()
 
     model(x).backward()  # type: ignore[no-untyped-call]
     return [
-        (entry.op, "" if entry.where is None else entry.where.code.co_name)
-        for entry in mesh.journal.entries
+        (entry.op, "" if entry.call_site is None else entry.call_site.code.co_name)
+        for entry in mesh.flight_recorder.records
     ]

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from meshwright.run.parallel.group import Group, Pending
-from meshwright.run.parallel.journal import Entry, Journal
+from meshwright.run.parallel.flight_recorder import FlightRecord, FlightRecorder
+from meshwright.run.parallel.group_coordinator import AsyncWork, GroupCoordinator
 
 
 class Event(NamedTuple):
@@ -47,22 +47,22 @@ class Exchange(NamedTuple):
 class IssueOrder:
     """The marks of one rank, in order."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: FlightRecorder) -> None:
         self.events: list[Event] = []
-        self._recorder = journal.recorder
+        self._recorder = journal.timeline_recorder
         self._open: dict[str, AbstractContextManager[None]] = {}
-        note, enter = journal.note, journal.enter
+        note, enter = journal.record, journal.begin_wait
 
-        def noted(*given: Any, **named: Any) -> Entry:
+        def noted(*given: Any, **named: Any) -> FlightRecord:
             entry = note(*given, **named)
-            self.events.append(Event("issue", _name(entry), entry.number))
+            self.events.append(Event("issue", _name(entry), entry.sequence_number))
             return entry
 
-        def entered(entry: Entry) -> int:
-            self.events.append(Event("wait", _name(entry), entry.number))
+        def entered(entry: FlightRecord) -> int:
+            self.events.append(Event("wait", _name(entry), entry.sequence_number))
             return enter(entry)
 
-        journal.note, journal.enter = noted, entered  # type: ignore[method-assign]
+        journal.record, journal.begin_wait = noted, entered  # type: ignore[method-assign]
 
     def begin(self, what: str) -> None:
         """Mark the beginning of a computation, in the rank's timeline too where it has one."""
@@ -153,16 +153,16 @@ def _whole(events: Sequence[Event]) -> Iterator[str]:
 def waiting_at_once() -> Iterator[None]:
     """Let every exchange be waited for where it is issued: a world in which nothing overlaps."""
 
-    def at_once(start: Callable[..., Pending]) -> Callable[..., Pending]:
-        return lambda *given, **named: Pending(start(*given, **named).wait())
+    def at_once(start: Callable[..., AsyncWork]) -> Callable[..., AsyncWork]:
+        return lambda *given, **named: AsyncWork(start(*given, **named).wait())
 
-    def exchange(group: Group, messages: Any, **named: Any) -> list[Pending]:
-        return [Pending(each.wait()) for each in plain(group, messages, **named)]
+    def exchange(group: GroupCoordinator, messages: Any, **named: Any) -> list[AsyncWork]:
+        return [AsyncWork(each.wait()) for each in plain(group, messages, **named)]
 
-    plain = Group.exchange
+    plain = GroupCoordinator.batch_send_recv
     names = ("start_all_reduce", "start_all_gather", "start_reduce_scatter", "start_all_to_all")
-    changed: dict[str, Any] = {name: at_once(getattr(Group, name)) for name in names}
-    with patch.multiple(Group, exchange=exchange, **changed):
+    changed: dict[str, Any] = {name: at_once(getattr(GroupCoordinator, name)) for name in names}
+    with patch.multiple(GroupCoordinator, batch_send_recv=exchange, **changed):
         yield
 
 
@@ -194,5 +194,5 @@ def _marked(given: tuple[Any, ...], call: Callable[[], None]) -> tuple[Any, ...]
     return tuple(found)
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: FlightRecord) -> str:
     return f"{entry.op} of {entry.group}"

@@ -4,7 +4,7 @@ import socket
 
 import torch.distributed as dist
 
-from meshwright.run.parallel.launch.environment import LISTENER
+from meshwright.run.parallel.launch.world import STORE_FD_VARIABLE
 
 _LOOPBACK = "127.0.0.1"
 
@@ -20,7 +20,7 @@ def leave_to_meet_again() -> dict[str, str]:
     if rank == 0:
         listener = socket.create_server((_LOOPBACK, 0))
         port = [listener.getsockname()[1]]
-        mine = {LISTENER: str(listener.detach())}
+        mine = {STORE_FD_VARIABLE: str(listener.detach())}
     dist.broadcast_object_list(port)
     dist.barrier()  # who leaves while another still connects is taken for dead
     dist.destroy_process_group()

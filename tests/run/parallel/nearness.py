@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.run.parallel.shards import Lie
+from meshwright.run.parallel.zero.bucket_shard import ShardRange
 
 Kind = Literal["loss", "norm", "gradient", "update"]
 LEAST = 1e-3
@@ -48,7 +48,7 @@ class Compared(NamedTuple):
 
     found: Tensor | None
     """None where it has none and should."""
-    lie: Lie
+    lie: ShardRange
 
 
 def differences(
@@ -61,7 +61,7 @@ def differences(
     least = LEAST * _average(wanted.values())
     for name, (found, (holding, start, stop)) in parts.items():
         whole = wanted[name]
-        expected = holding.take(whole).reshape(-1)[start:stop].double()
+        expected = holding.select_local(whole).reshape(-1)[start:stop].double()
         if found is None:
             yield Error(kind, name, float("inf"))
         elif expected.numel():
@@ -75,8 +75,10 @@ def held(parts: Mapping[str, Compared]) -> dict[str, bytes]:
     """Return which elements of the whole tensors these are."""
     found = {}
     for name, (there, (holding, start, stop)) in parts.items():
-        size = torch.Size(holding.whole)
-        numbers = holding.take(torch.arange(size.numel()).view(size)).reshape(-1)[start:stop]
+        size = torch.Size(holding.global_shape)
+        numbers = holding.select_local(torch.arange(size.numel()).view(size)).reshape(-1)[
+            start:stop
+        ]
         bits = np.zeros(size.numel(), dtype=np.bool_)
         bits[numbers.numpy()] = there is not None
         found[name] = np.packbits(bits).tobytes()

@@ -15,18 +15,22 @@ pytest.importorskip("torch", reason="saves on gloo ranks")
 import torch
 from torch import Tensor
 
-from meshwright.run.kernels.block_codes import plain_decode, plain_encode, plain_scales
-from meshwright.run.nn.build import build
+from meshwright.run.kernels.optimizer.block_quantization import (
+    block_scales_reference,
+    dequantize_blocks,
+    quantize_blocks,
+)
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.holding import Holding
-from meshwright.run.nn.huggingface import load, save
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.nn.placed import BlockScales, Placed
-from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.nn.decoder_builder import build_decoder
+from meshwright.run.nn.huggingface import load_hf_checkpoint, save_hf_checkpoint
+from meshwright.run.nn.sharding.shard_spec import ShardSpec
+from meshwright.run.nn.sharding.sharded_tensor import BlockScales, ShardedTensor
+from meshwright.run.nn.weight_init import materialize
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.parallel.spread import Spread, spread
-from meshwright.run.parallel.whole import Wholes
-from meshwright.run.train.checkpoint import Checkpoints
+from meshwright.run.parallel.parameter_gather import ParameterGatherer
+from meshwright.run.parallel.sharded_model import ShardedModel, shard_model
+from meshwright.run.train.checkpoint import CheckpointManager
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import read_config
@@ -61,7 +65,9 @@ def fitting(model: str, layouts: dict[str, Layout]) -> dict[str, Layout]:
 @cache
 def whole(model: str, kind: str = "weight") -> dict[str, Tensor]:
     """Return every parameter in one piece, or a state beside it, each number one of a kind."""
-    decoder = build(MODELS[model], dtype=torch.bfloat16 if kind == "weight" else torch.float32)
+    decoder = build_decoder(
+        MODELS[model], dtype=torch.bfloat16 if kind == "weight" else torch.float32
+    )
     found = {}
     for name, value in decoder.named_parameters():
         seed = int(hashlib.sha256(f"{kind} {name}".encode()).hexdigest()[:8], 16)
@@ -70,11 +76,11 @@ def whole(model: str, kind: str = "weight") -> dict[str, Tensor]:
     return found
 
 
-def interval(mine: Spread, name: str, holding: Holding) -> tuple[int, int]:
+def interval(mine: ShardedModel, name: str, holding: ShardSpec) -> tuple[int, int]:
     """Cut what ranks hold alike into shards, at other places on every tensor-parallel rank."""
-    group = mine.mesh["expert_dp" if holding.expert else "dp"]
+    group = mine.mesh["expert_dp" if holding.is_expert else "dp"]
     elements = torch.Size(holding.shape).numel()
-    shift = 3 * mine.mesh.place.tp + len(name) % 5
+    shift = 3 * mine.mesh.coordinate.tp + len(name) % 5
 
     def end(index: int) -> int:
         if index in (0, group.size):
@@ -84,37 +90,39 @@ def interval(mine: Spread, name: str, holding: Holding) -> tuple[int, int]:
     return end(group.index), end(group.index + 1)
 
 
-def state(mine: Spread, model: str, *, filled: bool) -> dict[str, Placed]:
+def state(mine: ShardedModel, model: str, *, filled: bool) -> dict[str, ShardedTensor]:
     """Return weights as held, a state of the same shapes, and one in shards; or zeros."""
     found = {}
     for name, value in mine.decoder.named_parameters():
-        holding = mine.holdings[name]
-        second, master = (holding.take(whole(model, kind)[name]) for kind in ("second", "master"))
+        holding = mine.shard_specs[name]
+        second, master = (
+            holding.select_local(whole(model, kind)[name]) for kind in ("second", "master")
+        )
         start, stop = interval(mine, name, holding)
         tensors = {
-            f"model.{name}": Placed.of(value.detach(), holding),
-            f"second.{name}": Placed.of(second.clone(), holding),
-            f"master.{name}": Placed.of_interval(
+            f"model.{name}": ShardedTensor.from_spec(value.detach(), holding),
+            f"second.{name}": ShardedTensor.from_spec(second.clone(), holding),
+            f"master.{name}": ShardedTensor.from_flat_range(
                 master.reshape(-1)[start:stop].clone(), holding, start, stop
             ),
         }
         with torch.no_grad():
-            value.copy_(holding.take(whole(model)[name]))
+            value.copy_(holding.select_local(whole(model)[name]))
         for each in tensors.values() if not filled else ():
             each.tensor.zero_()
         found.update(tensors)
     return found
 
 
-def wrong(mine: Spread, model: str, found: dict[str, Placed]) -> Iterator[str]:
+def wrong(mine: ShardedModel, model: str, found: dict[str, ShardedTensor]) -> Iterator[str]:
     """Name what is not the part of the whole that this rank holds."""
-    for name in mine.holdings:
-        holding = mine.holdings[name]
+    for name in mine.shard_specs:
+        holding = mine.shard_specs[name]
         start, stop = interval(mine, name, holding)
         expected = {
-            "model": holding.take(whole(model)[name]),
-            "second": holding.take(whole(model, "second")[name]),
-            "master": holding.take(whole(model, "master")[name]).reshape(-1)[start:stop],
+            "model": holding.select_local(whole(model)[name]),
+            "second": holding.select_local(whole(model, "second")[name]),
+            "master": holding.select_local(whole(model, "master")[name]).reshape(-1)[start:stop],
         }
         for kind, tensor in expected.items():
             if not torch.equal(found[f"{kind}.{name}"].tensor, tensor):
@@ -128,13 +136,14 @@ def on_ranks(folder: Path, layouts: dict[str, Layout], sources: Sequence[str]) -
     for model, spec in MODELS.items():
         named = fitting(model, layouts)
         spreads = {
-            name: spread(spec, Mesh(layout), dtype=torch.bfloat16) for name, layout in named.items()
+            name: shard_model(spec, Mesh(layout), dtype=torch.bfloat16)
+            for name, layout in named.items()
         }
         for name, mine in spreads.items():
-            with Checkpoints(folder / model / name) as checkpoints:
+            with CheckpointManager(folder / model / name) as checkpoints:
                 checkpoints.save(7, state(mine, model, filled=True), {})
         for source in dict.fromkeys((*named, *fitting(model, dict.fromkeys(sources, Layout())))):
-            with Checkpoints(folder / model / source) as checkpoints:
+            with CheckpointManager(folder / model / source) as checkpoints:
                 for name, mine in spreads.items():
                     into = state(mine, model, filled=False)
                     checkpoints.load(into)
@@ -150,7 +159,7 @@ def alone(folder: Path, model: str) -> dict[str, Tensor]:
         for prefix, kind in kinds.items()
         for name, value in whole(model, kind).items()
     }
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         checkpoints.load(into)
     return into
 
@@ -163,10 +172,10 @@ def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
             for prefix, kind in (("model", "weight"), ("second", "second"), ("master", "master"))
             for name, value in whole(model, kind).items()
         }
-        with Checkpoints(tmp_path / model / "one") as checkpoints:
+        with CheckpointManager(tmp_path / model / "one") as checkpoints:
             checkpoints.save(7, expected, {})
-    four = launch(4, on_ranks, tmp_path, LAYOUTS, ["one"], timeout_s=170)
-    two = launch(2, on_ranks, tmp_path, SMALLER, ["one", "tp4", "tp2-pp2"], timeout_s=100)
+    four = spawn_ranks(4, on_ranks, tmp_path, LAYOUTS, ["one"], timeout_s=170)
+    two = spawn_ranks(2, on_ranks, tmp_path, SMALLER, ["one", "tp4", "tp2-pp2"], timeout_s=100)
     assert [line for lines in (*four, *two) for line in lines] == []
     for model in MODELS:
         size = sum(whole(model, kind)[name].nbytes
@@ -184,10 +193,10 @@ def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
             assert max(written) < 0.7 * sum(written), "every rank takes part"
 
 
-def filled(mine: Spread, model: str) -> Spread:
+def filled(mine: ShardedModel, model: str) -> ShardedModel:
     with torch.no_grad():
         for name, value in mine.decoder.named_parameters():
-            value.copy_(mine.holdings[name].take(whole(model)[name]))
+            value.copy_(mine.shard_specs[name].select_local(whole(model)[name]))
     return mine
 
 
@@ -197,13 +206,15 @@ def export(folder: Path) -> list[str]:
     faults = []
     for model, spec in MODELS.items():
         named = fitting(model, LAYOUTS)
-        plain = build(spec, dtype=torch.bfloat16)
+        plain = build_decoder(spec, dtype=torch.bfloat16)
         for name in ("tp2-pp2", "tp4", "pp2-dp2-ep2"):
             if name not in named:
                 continue
-            mine = filled(spread(spec, Mesh(named[name]), dtype=torch.bfloat16), model)
+            mine = filled(shard_model(spec, Mesh(named[name]), dtype=torch.bfloat16), model)
             target = folder / model / name
-            save(plain, target, shard_bytes=20_000, whole=Wholes(mine, plain))
+            save_hf_checkpoint(
+                plain, target, shard_bytes=20_000, whole=ParameterGatherer(mine, plain)
+            )
             mine.mesh.world.barrier()
             faults += [
                 f"{model} {name}: {path.name} differs"
@@ -211,17 +222,19 @@ def export(folder: Path) -> list[str]:
                 if path.read_bytes() != (target / path.name).read_bytes()
             ]
         for name, layout in named.items():
-            mine = spread(spec, Mesh(layout), dtype=torch.bfloat16, seed=3)
-            load(mine.decoder, folder / model / "tp2-pp2", holdings=mine.holdings)
+            mine = shard_model(spec, Mesh(layout), dtype=torch.bfloat16, seed=3)
+            load_hf_checkpoint(
+                mine.decoder, folder / model / "tp2-pp2", shard_specs=mine.shard_specs
+            )
             for own, value in mine.decoder.named_parameters():
-                if not torch.equal(value, mine.holdings[own].take(whole(model)[own])):
+                if not torch.equal(value, mine.shard_specs[own].select_local(whole(model)[own])):
                     faults.append(f"{model} {name}: {own}")
     return faults
 
 
 def one_piece(model: Model, name: str) -> Decoder:
-    decoder = build(model, dtype=torch.bfloat16)
-    materialise(decoder, "cpu")
+    decoder = build_decoder(model, dtype=torch.bfloat16)
+    materialize(decoder, "cpu")
     with torch.no_grad():
         for own, value in decoder.named_parameters():
             value.copy_(whole(name)[own])
@@ -233,22 +246,22 @@ def test_an_export_is_the_same_from_every_layout_and_loads_under_every_other(
     tmp_path: Path,
 ) -> None:
     for name, model in MODELS.items():
-        save(one_piece(model, name), tmp_path / name / "one", shard_bytes=20_000)
-    assert launch(4, export, tmp_path, timeout_s=170) == [[], [], [], []]
+        save_hf_checkpoint(one_piece(model, name), tmp_path / name / "one", shard_bytes=20_000)
+    assert spawn_ranks(4, export, tmp_path, timeout_s=170) == [[], [], [], []]
 
 
-def moments(mine: Spread, *, filled: bool) -> dict[str, Placed | BlockScales]:
+def moments(mine: ShardedModel, *, filled: bool) -> dict[str, ShardedTensor | BlockScales]:
     """Return 8-bit moments of what a rank holds, coded as its optimizer would, or zeros."""
-    found: dict[str, Placed | BlockScales] = {}
-    for name, holding in mine.holdings.items():
-        values = holding.take(whole("dense", "second")[name]).contiguous()
-        scales = plain_scales(values)
+    found: dict[str, ShardedTensor | BlockScales] = {}
+    for name, holding in mine.shard_specs.items():
+        values = holding.select_local(whole("dense", "second")[name]).contiguous()
+        scales = block_scales_reference(values)
         half = torch.full_like(values, 1 << 23, dtype=torch.int64)
-        codes = plain_encode(values, scales, half, torch.int8)
+        codes = quantize_blocks(values, scales, half, torch.int8)
         if not filled:
             codes, scales = torch.zeros_like(codes), torch.zeros_like(scales)
-        found[f"first.{name}"] = Placed.of(codes, holding)
-        found[f"scale.{name}"] = BlockScales.of(scales, f"first.{name}", holding)
+        found[f"first.{name}"] = ShardedTensor.from_spec(codes, holding)
+        found[f"scale.{name}"] = BlockScales.from_spec(scales, f"first.{name}", holding)
     return found
 
 
@@ -256,23 +269,25 @@ def blocks(folder: Path) -> list[str]:
     """Save 8-bit moments, load them under other layouts, and say what is not as it was."""
     torch.set_num_threads(1)
     told = []
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         checkpoints.save(1, moments(of_dense("tp2-dp2"), filled=True), {})
         for name in ("tp2-dp2", "tp2-pp2", "tp4"):
             mine = of_dense(name)
             into, coded = moments(mine, filled=False), moments(mine, filled=True)
             checkpoints.load(into)
-            for own in mine.holdings:
+            for own in mine.shard_specs:
                 pair = [(state[f"first.{own}"], state[f"scale.{own}"]) for state in (into, coded)]
-                here, there = (plain_decode(codes.tensor, scale.tensor) for codes, scale in pair)
+                here, there = (
+                    dequantize_blocks(codes.tensor, scale.tensor) for codes, scale in pair
+                )
                 # Stages hold other parameters, and each of them as before.
                 same = torch.equal(here, there) if name != "tp4" else close(here, there)
                 told += [] if same else [f"{name}: {own}"]
     return told
 
 
-def of_dense(name: str) -> Spread:
-    return spread(MODELS["dense"], Mesh(LAYOUTS[name]), dtype=torch.bfloat16)
+def of_dense(name: str) -> ShardedModel:
+    return shard_model(MODELS["dense"], Mesh(LAYOUTS[name]), dtype=torch.bfloat16)
 
 
 def close(here: Tensor, there: Tensor) -> bool:
@@ -283,4 +298,4 @@ def close(here: Tensor, there: Tensor) -> bool:
 
 @pytest.mark.slow
 def test_moments_of_eight_bits_move_between_layouts(tmp_path: Path) -> None:
-    assert launch(4, blocks, tmp_path) == [[], [], [], []]
+    assert spawn_ranks(4, blocks, tmp_path) == [[], [], [], []]

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("torch", reason="trains on gloo ranks")
 
-from meshwright.run.nn.build import Options
+from meshwright.run.nn.decoder_builder import BuildOptions
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Experts, MultiToken, decoder
+from meshwright.spec.model import MoESpec, MtpSpec, build_decoder_model
 from tests.run.parallel.covering import Choice, choices, covering, olmo2, olmoe, pairs_of
 from tests.run.parallel.equivalence import Case, check
-from tests.run.parallel.test_matrices import MUON
+from tests.run.parallel.zero.test_matrix_gather import MUON
 
 LAYOUTS = covering()
 FEW = 2
@@ -50,15 +50,15 @@ def test_every_layout(rows: tuple[Choice, ...]) -> None:
     assert wrong(rows) == {}
 
 
-DENSE = decoder("dense", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61)
+DENSE = build_decoder_model("dense", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61)
 TIED = msgspec.structs.replace(DENSE, tied=True)
 FURTHER = msgspec.structs.replace(
-    DENSE, multi_token=MultiToken(depth=1, block=DENSE.blocks[0].name), embedding_norm=True
+    DENSE, multi_token=MtpSpec(depth=1, block=DENSE.blocks[0].name), embedding_norm=True
 )
-BALANCED = Experts(
+BALANCED = MoESpec(
     count=4, top_k=2, width=16, shared_width=16, router_bias="balance", scoring="sigmoid"
 )
-ROUTED = decoder(
+ROUTED = build_decoder_model(
     "routed", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, experts=BALANCED
 )
 
@@ -68,7 +68,7 @@ def layout(**fields: Any) -> Layout:
 
 
 def routed(name: str, **fields: Any) -> Case:
-    return Case(name, ROUTED, layout(**fields), options=Options(balance_weight=0.05))
+    return Case(name, ROUTED, layout(**fields), options=BuildOptions(moe_aux_loss_coeff=0.05))
 
 
 def piped(schedule: str, **fields: Any) -> Layout:

@@ -15,15 +15,15 @@ pytest.importorskip("torch", reason="trains on gloo ranks")
 import torch
 
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Experts, decoder
+from meshwright.spec.model import MoESpec, build_decoder_model
 from tests.run.parallel.equivalence import Case, check
 from tests.run.parallel.nearness import Kind
 from tests.run.parallel.played_step import played_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-DENSE = decoder("dense", layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=128)
-ROUTED = decoder(
+DENSE = build_decoder_model("dense", layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=128)
+ROUTED = build_decoder_model(
     "routed",
     layers=2,
     hidden=64,
@@ -31,7 +31,7 @@ ROUTED = decoder(
     kv_heads=2,
     ffn=128,
     vocab=128,
-    experts=Experts(count=4, top_k=2, width=64, gated=True, shared_width=64),
+    experts=MoESpec(count=4, top_k=2, width=64, gated=True, shared_width=64),
 )
 DEVICE = "cuda"
 TOLERANCES: dict[Kind, float] = {"loss": 1e-5, "norm": 1e-4, "gradient": 1e-4, "update": 5e-3}

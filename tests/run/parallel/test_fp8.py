@@ -10,24 +10,24 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from meshwright.cli.verify import updates_for
-from meshwright.run.kernels.quantize_fp8 import (
+from meshwright.cli.parity.command import make_optimizer_factory
+from meshwright.run.kernels.fp8.quantization import (
     BLOCK,
-    Fp8,
+    Fp8Matrix,
     dequantize,
     quantize_blockwise,
     quantize_rowwise,
     quantize_tensorwise,
 )
-from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.parallel.verify.compare import LOSS, Deviation, deviations
-from meshwright.run.parallel.verify.shrink import shrink
-from meshwright.run.parallel.verify.step import Asked, run_step
-from meshwright.run.parallel.verify.tolerances import ROUNDING
-from meshwright.run.parallel.verify.verify import baseline, multiple_of
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
+from meshwright.run.parallel.verify.deviation import LOSS, Deviation, list_deviations
+from meshwright.run.parallel.verify.layout_verification import get_width_multiple, run_baseline
+from meshwright.run.parallel.verify.shrunk_model import shrink_model
+from meshwright.run.parallel.verify.tolerances import ROUNDING_ERRORS
+from meshwright.run.parallel.verify.verification_step import VerifyCase, run_verify_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.kinds import Precision
+from meshwright.spec.layout.choices import Precision
 
 DENSE = "llama3.1-8b"
 CASES: dict[Precision, list[tuple[str, Layout]]] = {
@@ -53,8 +53,8 @@ def on_rank(told: bytes) -> list[list[Deviation]]:
     """Run every case on this rank."""
     found = []
     for asked, layout, base in pickle.loads(told):
-        mine = run_step(asked, layout)
-        found.append(deviations(asked.model, layout, dist.get_rank(), mine, base))
+        mine = run_verify_step(asked, layout)
+        found.append(list_deviations(asked.model, layout, dist.get_rank(), mine, base))
     return found
 
 
@@ -63,18 +63,20 @@ def on_rank(told: bytes) -> list[list[Deviation]]:
 def test_layouts_are_as_near_to_float32_as_one_device_in_fp8(precision: Precision) -> None:
     told = []
     for name, given in CASES[precision]:
-        model = catalog.model(name)
-        small = shrink(model, [given], sequence=32, multiple=multiple_of(precision))
-        asked = Asked(small.model, 8, 32, 0, updates_for(small.model))
+        model = catalog.get_model(name)
+        small = shrink_model(
+            model, [given], sequence_length=32, multiple=get_width_multiple(precision)
+        )
+        asked = VerifyCase(small.model, 8, 32, 0, make_optimizer_factory(small.model))
         layout = replace(small.layouts[0], precision=precision)
-        told.append((asked, layout, baseline(asked, precision)))
-    by_rank = launch(4, on_rank, pickle.dumps(told), timeout_s=150)
+        told.append((asked, layout, run_baseline(asked, precision)))
+    by_rank = spawn_ranks(4, on_rank, pickle.dumps(told), timeout_s=150)
     for number, (name, layout) in enumerate(CASES[precision]):
         found = [each for lists in by_rank for each in lists[number]]
-        assert [(name, layout, each) for each in found if each.exceeds] == []
+        assert [(name, layout, each) for each in found if each.exceeds_limit] == []
         # bf16 alone would be off by less than a tenth of this: products were in fp8.
         worst = max(each.error for each in found if each.kind == "activation" and each.name != LOSS)
-        assert worst > ROUNDING[precision] / 2
+        assert worst > ROUNDING_ERRORS[precision] / 2
 
 
 def part_of(x: torch.Tensor, scaling: str, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +85,7 @@ def part_of(x: torch.Tensor, scaling: str, columns: slice) -> tuple[torch.Tensor
     return dequantize(whole)[:, columns], dequantize(part)
 
 
-def _written(x: torch.Tensor, scaling: str) -> Fp8:
+def _written(x: torch.Tensor, scaling: str) -> Fp8Matrix:
     if scaling == "tensorwise":
         return quantize_tensorwise(x).direct
     if scaling == "rowwise":

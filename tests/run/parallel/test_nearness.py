@@ -7,20 +7,20 @@ pytest.importorskip("torch", reason="compares tensors")
 import torch
 from torch import Tensor
 
-from meshwright.run.nn.holding import Holding, Range
-from meshwright.run.parallel.shards import Lie
+from meshwright.run.nn.sharding.shard_spec import IndexRange, ShardSpec
+from meshwright.run.parallel.zero.bucket_shard import ShardRange
 from tests.run.parallel.nearness import TOLERANCES, Compared, Measured, differences, faults, held
 
 WANTED = {"a": torch.arange(1.0, 9.0).view(4, 2), "b": torch.ones(3), "c": torch.zeros(2)}
 
 
-def part(name: str, rank: int) -> Lie:
+def part(name: str, rank: int) -> ShardRange:
     """Return a rank's half of a tensor along its first axis; all of what is small."""
     whole = tuple(WANTED[name].shape)
     if name != "a":
-        return Lie(Holding.all_of(whole), 0, WANTED[name].numel())
-    holding = Holding(whole, ((Range(2 * rank, 2 * rank + 2),), (Range(0, 2),)))
-    return Lie(holding, 0, 4)
+        return ShardRange(ShardSpec.unsharded(whole), 0, WANTED[name].numel())
+    holding = ShardSpec(whole, ((IndexRange(2 * rank, 2 * rank + 2),), (IndexRange(0, 2),)))
+    return ShardRange(holding, 0, 4)
 
 
 def rank_with(rank: int, **changes: Tensor | None) -> Measured:
@@ -28,7 +28,7 @@ def rank_with(rank: int, **changes: Tensor | None) -> Measured:
     parts = {}
     for name, whole in WANTED.items():
         lie = part(name, rank)
-        parts[name] = Compared(changes.get(name, lie.holding.take(whole)), lie)
+        parts[name] = Compared(changes.get(name, lie.shard_spec.select_local(whole)), lie)
     return Measured([*differences("gradient", parts, WANTED)], {"gradient": held(parts)})
 
 

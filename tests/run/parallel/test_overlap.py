@@ -19,20 +19,23 @@ pytest.importorskip("torch", reason="trains on gloo ranks")
 
 import torch
 
-from meshwright.policy.pipeline.schedule import Action
-from meshwright.run.nn.linear import Linear
-from meshwright.run.parallel import attention_block, decomposed
-from meshwright.run.parallel.collective.launch import launch
+from meshwright.policy.pipeline.schedule import PipelineAction
+from meshwright.run.nn.linear.linear import Linear
+from meshwright.run.parallel.context_parallel import partial_attention
+from meshwright.run.parallel.forward_backward import (
+    ForwardBackwardRunner,
+    make_step_schedule,
+)
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.parallel.passes import Passes
-from meshwright.run.parallel.pipeline import step_schedule
-from meshwright.run.parallel.recorder import Recorder
-from meshwright.run.parallel.runner import Runner
-from meshwright.run.parallel.spread import spread
-from meshwright.run.parallel.sync import make_sync
+from meshwright.run.parallel.pipeline_parallel.pipeline_stage import StageExecutor
+from meshwright.run.parallel.sharded_model import shard_model
+from meshwright.run.parallel.tensor_parallel import tp_overlap
+from meshwright.run.parallel.timeline_recorder import TimelineRecorder
+from meshwright.run.parallel.zero.gradient_sync import make_gradient_sync
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Experts, Model, decoder
-from meshwright.timeline import Kind, read
+from meshwright.spec.model import Model, MoESpec, build_decoder_model
+from meshwright.timeline import SpanKind, read_timeline
 from tests.run.parallel.equivalence import cut, sequences
 from tests.run.parallel.issue_order import (
     Event,
@@ -44,8 +47,10 @@ from tests.run.parallel.issue_order import (
 
 LAYERS = 4
 SHAPE: dict[str, Any] = {"layers": LAYERS, "hidden": 32, "heads": 4, "ffn": 48, "vocab": 61}
-DENSE = decoder("dense", **SHAPE)
-ROUTED = decoder("routed", **SHAPE, experts=Experts(count=4, top_k=2, width=16, shared_width=16))
+DENSE = build_decoder_model("dense", **SHAPE)
+ROUTED = build_decoder_model(
+    "routed", **SHAPE, experts=MoESpec(count=4, top_k=2, width=16, shared_width=16)
+)
 BUCKET_BYTES = 8 << 10
 """About a matrix: every layer fills several."""
 MICROBATCHES = 4
@@ -74,9 +79,9 @@ def marks(
     `watch` marks more than layers and linear products; `folder` takes a timeline.
     """
     mesh = Mesh(asked)
-    mesh.recorder = None if folder is None else Recorder(folder, mesh.rank)
-    order = IssueOrder(mesh.journal)
-    mine = spread(model, mesh, dtype=torch.float32, seed=1)
+    mesh.recorder = None if folder is None else TimelineRecorder(folder, mesh.rank)
+    order = IssueOrder(mesh.flight_recorder)
+    mine = shard_model(model, mesh, dtype=torch.float32, seed=1)
     watched = {f"layers.{key}": each for key, each in mine.decoder.layers.named_children()}
     watched |= {
         name: each
@@ -85,7 +90,7 @@ def marks(
     }
     for name, module in watched.items():
         order.watch_backward(name, module)
-    sync, runner = make_sync(mine, bucket_bytes=BUCKET_BYTES), Runner(mine)
+    sync, runner = make_gradient_sync(mine, bucket_bytes=BUCKET_BYTES), ForwardBackwardRunner(mine)
     for name, module in watched.items():
         order.watch_forward(name, module)
     count = 2 * (MICROBATCHES if asked.pp > 1 else 2)
@@ -93,12 +98,12 @@ def marks(
     with nullcontext() if watch is None else watch(order):
         for step in range(STEPS):
             batch = sequences(model.vocab, count, step, packed=False)
-            first = mesh.place.dp * each
+            first = mesh.coordinate.dp * each
             given = [cut(batch, first + at, 2) for at in range(0, each, 2)]
-            sync.begin()
-            runner(given, 1 / 128, sync.last)
-            sync.gradients()
-            sync.finish()
+            sync.begin_step()
+            runner(given, 1 / 128, sync.mark_last_backward)
+            sync.reduced_gradients()
+            sync.zero_grads_and_unshard()
             if step < STEPS - 1:
                 order.events.append(UPDATED)
     if mesh.recorder is not None:
@@ -109,9 +114,11 @@ def marks(
 @contextmanager
 def attending(order: IssueOrder) -> Iterator[None]:
     """Mark the blocks of attention."""
-    there = order.around(attention_block.forward, "attend")
-    back = order.around(attention_block.backward, "attend backward")
-    with patch.multiple(attention_block, forward=there, backward=back):
+    there = order.around(partial_attention.partial_attention_forward, "attend")
+    back = order.around(partial_attention.partial_attention_backward, "attend backward")
+    with patch.multiple(
+        partial_attention, partial_attention_forward=there, partial_attention_backward=back
+    ):
         yield
 
 
@@ -119,7 +126,7 @@ def attending(order: IssueOrder) -> Iterator[None]:
 def multiplying(order: IssueOrder) -> Iterator[None]:
     """Mark the pieces of products."""
     names = ("forward", "to_input", "to_weight")
-    job: Any = decomposed._Job
+    job: Any = tp_overlap._Job
     changed: dict[str, Any] = {name: order.around(getattr(job, name), "piece") for name in names}
     with patch.multiple(job, **changed):
         yield
@@ -130,16 +137,20 @@ def passing(order: IssueOrder) -> Iterator[None]:
     """Mark the passes of a pipeline by what they are and their microbatch."""
 
     def marked(call: Callable[..., Any], word: str) -> Callable[..., Any]:
-        def run(passes: Passes, at: tuple[int, int], *given: Any, **named: Any) -> Any:
+        def run(passes: StageExecutor, at: tuple[int, int], *given: Any, **named: Any) -> Any:
             return order.around(call, f"{word} {at[0]} {at[1]}")(passes, at, *given, **named)
 
         return run
 
-    names = {"forward": "F", "backward": "B", "backward_weights": "W"}
-    changed: dict[str, Any] = {
-        name: marked(getattr(Passes, name), word) for name, word in names.items()
+    names = {
+        "forward_one_chunk": "F",
+        "backward_one_chunk": "B",
+        "backward_weight_one_chunk": "W",
     }
-    with patch.multiple(Passes, **changed):
+    changed: dict[str, Any] = {
+        name: marked(getattr(StageExecutor, name), word) for name, word in names.items()
+    }
+    with patch.multiple(StageExecutor, **changed):
         yield
 
 
@@ -174,13 +185,13 @@ def on_four_ranks() -> Found:
 
 @pytest.fixture(scope="module")
 def two() -> list[Found]:
-    found: list[Found] = launch(2, on_two_ranks)
+    found: list[Found] = spawn_ranks(2, on_two_ranks)
     return found
 
 
 @pytest.fixture(scope="module")
 def four() -> list[Found]:
-    found: list[Found] = launch(4, on_four_ranks)
+    found: list[Found] = spawn_ranks(4, on_four_ranks)
     return found
 
 
@@ -312,7 +323,7 @@ WORDS = ("forward", "backward")
 PASSES = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
-def between(lane: Sequence[Action]) -> list[tuple[str, ...]]:
+def between(lane: Sequence[PipelineAction]) -> list[tuple[str, ...]]:
     """Return for each receive of a lane the passes from where it stands to its use."""
     found = []
     for place, action in enumerate(lane):
@@ -335,7 +346,7 @@ def test_receives_are_posted_where_the_schedule_has_them_and_waited_for_at_their
     for number, rank in enumerate(two):
         found = carried(rank[name], f"message of pp {1 - number}>")
         asked = layout(pp=2, schedule=name, virtual_stages=PIPES[name])
-        lane = step_schedule(asked, MICROBATCHES).actions[number]
+        lane = make_step_schedule(asked, MICROBATCHES).actions[number]
         passes = [
             tuple(what for what in each.behind if what[0] in PASSES.values()) for each in found
         ]
@@ -381,15 +392,15 @@ def record(folder: Path) -> None:
 
 
 def test_the_timeline_of_a_run_shows_exchanges_beside_computation(tmp_path: Path) -> None:
-    launch(2, record, tmp_path)
+    spawn_ranks(2, record, tmp_path)
     for name, seen in (("on", True), ("off", False)):
-        for timeline in read(tmp_path / name).by_rank():
+        for timeline in read_timeline(tmp_path / name).split_by_rank():
             spans = timeline.spans.to_pylist()
             computed = [each for each in spans if each["name"] in layers("backward")]
             carried_out = [
                 each
                 for each in spans
-                if each["kind"] == Kind.COMMUNICATION.value and "all_reduce" in each["name"]
+                if each["kind"] == SpanKind.COMMUNICATION.value and "all_reduce" in each["name"]
             ]
             assert computed
             assert carried_out

@@ -11,15 +11,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.huggingface import save
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.serve.model.load import load_served
-from meshwright.run.serve.model.quantise import quantise
-from meshwright.spec.model import Attention, Block, LatentAttention, Mamba2, Mlp, Model, Rotary
+from meshwright.run.nn.decoder_builder import BuildOptions, build_decoder
+from meshwright.run.nn.huggingface import save_hf_checkpoint
+from meshwright.run.nn.weight_init import materialize
+from meshwright.run.serve.model.loader import load_served_model
+from meshwright.run.serve.model.quantization import quantize_model
+from meshwright.spec.model import (
+    AttentionSpec,
+    BlockSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    MLPSpec,
+    Model,
+    Rotary,
+)
 from meshwright.spec.model.huggingface import load_config
-from meshwright.spec.model.mixers import Mixer
+from meshwright.spec.model.token_mixers import Mixer
 from tests.run.serve.model.small import made
 from tests.run.serve.model.test_gguf import trained
 
@@ -48,17 +56,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ADAPTED = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "in_proj", "out_proj")
 _MIXERS: dict[str, Mixer] = {
-    "window": Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary(), window=6),
-    "latent": LatentAttention(
+    "window": AttentionSpec(heads=4, kv_heads=2, head_dim=8, rotary=Rotary(), window=6),
+    "latent": LatentAttentionSpec(
         heads=4, kv_rank=12, nope_dim=8, rope_dim=4, value_dim=6, rotary=Rotary()
     ),
-    "recurrent": Mamba2(heads=4, head_dim=8, state_dim=6, groups=2),
+    "recurrent": Mamba2Spec(heads=4, head_dim=8, state_dim=6, groups=2),
 }
 
 
 def mixed(kinds: tuple[str, ...]) -> Model:
     """Return a model with layers of several kinds; its weights are drawn."""
-    blocks = tuple(Block(name=kind, mixer=_MIXERS[kind], mlp=Mlp(width=64)) for kind in kinds)
+    blocks = tuple(
+        BlockSpec(name=kind, mixer=_MIXERS[kind], mlp=MLPSpec(width=64)) for kind in kinds
+    )
     return Model(
         name="mixed", hidden=32, vocab=VOCAB, blocks=blocks, pattern=" ".join(kinds),
         max_positions=64,
@@ -78,7 +88,7 @@ def folder(kind: str) -> Path:
     path = root() / (kind or "plain")
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIGS[kind]))
-    save(made(load_config(path)), path)
+    save_hf_checkpoint(made(load_config(path)), path)
     trained(digits=True).save(str(path / "tokenizer.json"))
     (path / "generation_config.json").write_text('{"eos_token_id": 2}')
     _adapt(path)
@@ -122,15 +132,15 @@ def _adapt(path: Path) -> None:
 def bare(kinds: tuple[str, ...], *, merged: bool = False, int4: bool = False) -> Decoder:
     """Return a decoder that keeps nothing between tokens."""
     if len(kinds) > 1:
-        decoder = build(mixed(kinds), device="meta", dtype=torch.float32,
-                        options=Options(multi_token=False))  # fmt: skip
-        materialise(decoder, torch.device("cpu"), seed=0)
+        decoder = build_decoder(mixed(kinds), device="meta", dtype=torch.float32,
+                        options=BuildOptions(include_mtp=False))  # fmt: skip
+        materialize(decoder, torch.device("cpu"), seed=0)
     else:
         path = folder(kinds[0] if kinds else "")
-        decoder = load_served(path / "merged" if merged else path, device="cpu",
+        decoder = load_served_model(path / "merged" if merged else path, device="cpu",
                               dtype=torch.float32)  # fmt: skip
     if int4:
-        quantise(decoder, "int4")
+        quantize_model(decoder, "int4")
     return decoder.eval().requires_grad_(False)
 
 

@@ -20,11 +20,11 @@ from tests.run.serve.pairs.trial import tried
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "guide" / "serve-features.md"
 ALONE = [pair for pair in pairs() if "ranks" not in pair and pair not in EITHER]
-BEFORE_RANKS = ("adapter", "draft", "invariant")
+BEFORE_RANKS = ("adapter", "draft", "batch_invariant")
 """What ranks refuse before any of them is started."""
 ASKED = (
-    "choices", "seed", "penalties", "logprobs", "told", "stop", "grammar", "embeddings", "cancel",
-    "sleep",
+    "choices", "seed", "penalties", "logprobs", "prompt_logprobs", "stop", "structured_outputs",
+    "embeddings", "cancel", "sleep",
 )  # fmt: skip
 """What one engine of several ranks can be asked for."""
 RANKS = [ASKED, *((name,) for name in FEATURES if name not in (*ASKED, *BEFORE_RANKS, "ranks"))]
@@ -35,8 +35,8 @@ def quick() -> list[tuple[str, str]]:
     names = [name for name in FEATURES if name != "ranks"]
     half = -(-len(names) // 2)
     # What was once found broken stays among them.
-    found = [("swap", "choices"), ("choices", "cancel"), ("logprobs", "parcels"),
-             ("grammar", "guesses"), ("adapter", "embeddings")]  # fmt: skip
+    found = [("swap", "choices"), ("choices", "cancel"), ("logprobs", "kv_transfer"),
+             ("structured_outputs", "ngram"), ("adapter", "embeddings")]  # fmt: skip
     chosen = {*zip(names[:half], names[-half:], strict=True), *found, *REFUSED, *IDLE}
     return [pair for pair in ALONE if pair in chosen]
 

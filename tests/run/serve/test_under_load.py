@@ -7,11 +7,15 @@ import pytest
 pytest.importorskip("aiohttp", reason="the load generator needs meshwright[load]")
 pytest.importorskip("uvicorn", reason="the server needs meshwright[serve]")
 
-from meshwright.observe.bench.serving.measure import Settings, Turn, measure
-from meshwright.observe.bench.serving.wire import Asking
-from meshwright.run.serve.engine.loop import EngineLoop
-from meshwright.run.serve.server import Served, ServerSettings, serve_app
-from meshwright.spec.workload import Request
+from meshwright.observe.bench.serving.openai_protocol import RequestOptions
+from meshwright.observe.bench.serving.serving_bench import (
+    LoadPoint,
+    ServingBenchConfig,
+    run_serving_bench,
+)
+from meshwright.run.serve.client.thread_client import ThreadEngineClient
+from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
+from meshwright.spec.workload import WorkloadRequest
 from tests.run.serve.engine.small import engine_of
 from tests.run.serve.model.small import small
 from tests.run.serve.server.pretend import Bytes
@@ -19,11 +23,11 @@ from tests.run.serve.server.pretend import Bytes
 OUTPUT = 6
 
 
-def _requests(count: int) -> Iterator[Request]:
+def _requests(count: int) -> Iterator[WorkloadRequest]:
     """Yield prompts of which a third begin alike."""
     for number in range(count):
         shared = (0, 1) if number % 3 == 0 else ()
-        yield Request(
+        yield WorkloadRequest(
             arrival_s=0.0,
             prompt_tokens=10 + number % 7,
             output_tokens=OUTPUT,
@@ -36,18 +40,26 @@ def _requests(count: int) -> Iterator[Request]:
 def test_every_stream_gets_the_tokens_it_would_get_alone(streams: int) -> None:
     decoder = small()
     # Too few places and blocks for all: requests wait, and some lose their places on the way.
-    engine = engine_of(decoder, blocks=64, batch_requests=16, batch_tokens=64)
-    settings = ServerSettings(model="small", port=0, access_log=False)
-    asking = Asking(model="", ids=True)
-    with Served(serve_app(EngineLoop(engine), Bytes(), settings), settings) as served:
-        measured = measure(
-            Settings(served.url, asking, vocabulary=decoder.model.vocab, echo=True, warm_up=0),
-            [Turn("all", lambda: _requests(streams), None, streams)],
+    engine = engine_of(decoder, blocks=64, max_num_seqs=16, max_num_batched_tokens=64)
+    settings = ServerConfig(model="small", port=0, access_log=False)
+    asking = RequestOptions(model="", return_token_ids=True)
+    with BackgroundServer(
+        create_app(ThreadEngineClient(engine), Bytes(), settings), settings
+    ) as served:
+        measured = run_serving_bench(
+            ServingBenchConfig(
+                served.url,
+                asking,
+                vocab_size=decoder.model.vocab,
+                check_answers=True,
+                num_warmups=0,
+            ),
+            [LoadPoint("all", lambda: _requests(streams), None, streams)],
             "mw bench serve",
             lambda *_: None,
         )
     (run,) = measured.result.runs
-    assert {one.fault for one in run.requests} == {""}
+    assert {one.error for one in run.requests} == {""}
     assert {one.output_tokens for one in run.requests} == {OUTPUT}
-    assert run.generator.most_in_flight == streams
-    assert measured.echo == (streams, (), ())
+    assert run.generator.max_concurrency_seen == streams
+    assert measured.answer_check == (streams, (), ())

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="the example opens a tokenizer.json")
 
-from meshwright.run.nn import huggingface, materialise
-from meshwright.run.nn.build import build
+from meshwright.run.nn import huggingface, materialize
+from meshwright.run.nn.decoder_builder import build_decoder
 from meshwright.run.train.data import open_tokenizer
 from tests.run.train.tiny import tiny_job
 
@@ -22,9 +22,9 @@ def test_it_prints_each_prompt_and_what_the_model_adds(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    decoder = build(tiny_job(tokens).model)
-    materialise(decoder, "cpu")
-    huggingface.save(decoder, tmp_path)
+    decoder = build_decoder(tiny_job(tokens).model)
+    materialize(decoder, "cpu")
+    huggingface.save_hf_checkpoint(decoder, tmp_path)
     (tmp_path / "tokenizer.json").write_text(open_tokenizer("bytes").json, encoding="utf-8")
     words = [str(SCRIPT), str(tmp_path), "2 times", "6", "--tokens", "3", "--line"]
     monkeypatch.setattr(sys, "argv", words)

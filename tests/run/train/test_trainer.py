@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.errors import InputError, MissingPart
-from meshwright.run.train.checkpoint import CheckpointFailed, Checkpoints
-from meshwright.run.train.checkpoint.disk import Disk
-from meshwright.run.train.trainer import Trainer, pick_device
+from meshwright.errors import InputError, MissingDependency
+from meshwright.run.train.checkpoint import CheckpointManager, CheckpointSaveError
+from meshwright.run.train.checkpoint.filesystem import LocalFileSystem
+from meshwright.run.train.trainer import Trainer, select_device
 from tests.run.train.tiny import tiny_job
 
 
@@ -35,9 +35,9 @@ def test_the_same_seed_gives_the_same_first_weights(tokens: Path, tmp_path: Path
 
 def test_a_missing_gpu_is_named(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(MissingPart, match="CUDA"):
-        pick_device(tiny_job(tokens, {"machine": {"device": "cuda"}}))
-    assert pick_device(tiny_job(tokens, {"machine": {"device": "auto"}})).type == "cpu"
+    with pytest.raises(MissingDependency, match="CUDA"):
+        select_device(tiny_job(tokens, {"device": {"type": "cuda"}}))
+    assert select_device(tiny_job(tokens, {"device": {"type": "auto"}})).type == "cpu"
 
 
 def test_a_vocabulary_too_small_for_the_tokens_is_refused(tokens: Path, tmp_path: Path) -> None:
@@ -46,12 +46,12 @@ def test_a_vocabulary_too_small_for_the_tokens_is_refused(tokens: Path, tmp_path
 
 
 def test_evaluation_without_held_out_text_is_told(tokens: Path, tmp_path: Path) -> None:
-    job = tiny_job(tokens, {"data": {"validation": 0.0}, "evaluation": {"every_steps": 2}})
-    with pytest.warns(UserWarning, match="nothing is held out"):
-        assert Trainer(job, tmp_path).held_out is None
+    job = tiny_job(tokens, {"data": {"validation_fraction": 0.0}, "eval": {"every_steps": 2}})
+    with pytest.warns(UserWarning, match="no validation data: evaluation is disabled"):
+        assert Trainer(job, tmp_path).eval_dataset is None
 
 
-class FullDisk(Disk):
+class FullDisk(LocalFileSystem):
     """Has no room for the first few files."""
 
     def __init__(self, failures: int) -> None:
@@ -64,10 +64,12 @@ class FullDisk(Disk):
         return super().create(path)
 
 
-def _saving_to(disk: Disk, tokens: Path, folder: Path) -> Trainer:
+def _saving_to(disk: LocalFileSystem, tokens: Path, folder: Path) -> Trainer:
     trainer = Trainer(tiny_job(tokens), folder)
     trainer.checkpoints.close()
-    trainer.checkpoints = Checkpoints(folder / "checkpoints", trainer.job.checkpoint, disk=disk)
+    trainer.checkpoints = CheckpointManager(
+        folder / "checkpoints", trainer.job.checkpoint, disk=disk
+    )
     return trainer
 
 
@@ -78,7 +80,7 @@ def test_a_save_that_failed_is_warned_of_and_the_next_one_made(
     trainer.save()
     with pytest.warns(UserWarning, match="No space left"):
         trainer.save()
-    assert trainer.last_good() is not None
+    assert trainer.find_latest_checkpoint() is not None
     trainer.close()
 
 
@@ -89,6 +91,6 @@ def test_a_disk_that_stays_full_ends_the_run(tokens: Path, tmp_path: Path) -> No
         trainer.save()
     with pytest.warns(UserWarning, match="training goes on"):
         trainer.save()
-    with pytest.raises(CheckpointFailed, match="look at the space") as failed:
+    with pytest.raises(CheckpointSaveError, match="look at the space") as failed:
         trainer.save()
     assert failed.value.exit_code == 3

@@ -7,21 +7,21 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from meshwright.run.train.data import open_tokenizer, tokenise
-from meshwright.run.train.job import Job
-from meshwright.run.train.job_file import read_job
-from meshwright.spec.files import dump_data
-from meshwright.spec.resolve import Source, resolve
+from meshwright.run.train.data import open_tokenizer, tokenize_files
+from meshwright.run.train.job.job_file import read_job
+from meshwright.run.train.job.train_job import TrainJob
+from meshwright.spec.config_sources import ConfigSource, merge_sources
+from meshwright.spec.file_formats import dump_data
 
 STEPS = 12
 
 
 def write_corpus(folder: Path) -> Path:
-    """Tokenise three hundred short documents by their bytes."""
+    """Tokenize three hundred short documents by their bytes."""
     text = folder / "text.jsonl"
     rows = [{"text": f"{n} times {n % 7} is {n * (n % 7)}. " * (1 + n % 3)} for n in range(300)]
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenise([str(text)], folder / "tokens", open_tokenizer("bytes"), workers=1)
+    tokenize_files([str(text)], folder / "tokens", open_tokenizer("bytes"), workers=1)
     return folder / "tokens"
 
 
@@ -49,17 +49,17 @@ def job_data(corpus: Path, changes: dict[str, Any] | None = None) -> dict[str, A
             "global_batch": 4,
             "packing": "concat",
         },
-        "data": {"sources": [str(corpus)], "validation": 0.1},
+        "data": {"sources": [str(corpus)], "validation_fraction": 0.1},
         "optimizer": {"lr": 0.01, "warmup_steps": 3},
-        "evaluation": {"sequences": 5},
+        "eval": {"sequences": 5},
         "checkpoint": {"every_steps": 5},
-        "output": {"progress": "none"},
-        "machine": {"threads": 1, "device": "cpu"},
+        "logging": {"progress": "none"},
+        "device": {"threads": 1, "type": "cpu"},
     }
-    return resolve([Source("tiny", data), Source("changes", changes or {})]).data
+    return merge_sources([ConfigSource("tiny", data), ConfigSource("changes", changes or {})]).data
 
 
-def tiny_job(corpus: Path, changes: dict[str, Any] | None = None) -> Job:
+def tiny_job(corpus: Path, changes: dict[str, Any] | None = None) -> TrainJob:
     return read_job(job_data(corpus, changes))
 
 

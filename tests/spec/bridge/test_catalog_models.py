@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwright.spec.bridge import TARGETS
-from meshwright.spec.bridge.difference import model_differences
-from meshwright.spec.catalog import model as catalog_model
+from meshwright.spec.bridge import BRIDGES
+from meshwright.spec.bridge.spec_diff import diff_models
+from meshwright.spec.catalog import get_model
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model import count_parameters
 
@@ -17,21 +17,21 @@ WHOLE = [
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_megatron_s_flags_hold_the_model_whole(name: str) -> None:
-    model = catalog_model(name)
-    exported = TARGETS["megatron"].export(Layout(), model)
+    model = get_model(name)
+    exported = BRIDGES["megatron"].export_config(Layout(), model)
     assert exported.unexpressed == ()
-    back = TARGETS["megatron"].import_(exported.text).model
+    back = BRIDGES["megatron"].import_config(exported.text).model
     assert back is not None
-    assert model_differences(model, back) == ()
+    assert diff_models(model, back) == ()
     assert count_parameters(back) == count_parameters(model)
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_recipe_fields_hold_the_model_whole(name: str) -> None:
-    model = catalog_model(name)
-    exported = TARGETS["nemo"].export(Layout(), model, sequence_length=model.max_positions)
+    model = get_model(name)
+    exported = BRIDGES["nemo"].export_config(Layout(), model, sequence_length=model.max_positions)
     assert exported.unexpressed == ()
-    back = TARGETS["nemo"].import_(exported.text, gpus=1).model
+    back = BRIDGES["nemo"].import_config(exported.text, gpus=1).model
     assert back is not None
     assert count_parameters(back) == count_parameters(model)
 
@@ -47,7 +47,7 @@ def test_recipe_fields_hold_the_model_whole(name: str) -> None:
     ],
 )
 def test_what_the_flags_cannot_hold_of_a_model_is_listed(name: str, field: str) -> None:
-    exported = TARGETS["megatron"].export(Layout(), catalog_model(name))
+    exported = BRIDGES["megatron"].export_config(Layout(), get_model(name))
     assert field in {problem.where for problem in exported.unexpressed}
 
 
@@ -64,10 +64,10 @@ def test_what_the_flags_cannot_hold_of_a_model_is_listed(name: str, field: str) 
 def test_a_torchtitan_flavor_has_the_parameters_of_the_real_model(
     name: str, flavor: tuple[str, str]
 ) -> None:
-    model = catalog_model(name)
-    exported = TARGETS["torchtitan"].export(Layout(), model)
+    model = get_model(name)
+    exported = BRIDGES["torchtitan"].export_config(Layout(), model)
     assert (exported.data["model"]["name"], exported.data["model"]["flavor"]) == flavor
-    back = TARGETS["torchtitan"].import_(exported.text, gpus=1).model
+    back = BRIDGES["torchtitan"].import_config(exported.text, gpus=1).model
     assert back is not None
     counts, wanted = count_parameters(back), count_parameters(model)
     assert (counts.mixer, counts.experts, counts.mlp) == (wanted.mixer, wanted.experts, wanted.mlp)

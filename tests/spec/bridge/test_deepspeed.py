@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge.deepspeed import export, import_
-from meshwright.spec.bridge.deepspeed.keys import IGNORED, KEYS
+from meshwright.spec.bridge.deepspeed import export_config, import_config
+from meshwright.spec.bridge.deepspeed.ds_config_keys import IGNORED, KEYS
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model import decoder
+from meshwright.spec.model import build_decoder_model
 
 ZERO3: dict[str, Any] = {
     "bf16": {"enabled": True},
@@ -32,7 +32,7 @@ def test_a_zero3_file_is_read() -> None:
         "train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 4,
     }  # fmt: skip
-    imported = import_(json.dumps(ZERO3 | sizes))
+    imported = import_config(json.dumps(ZERO3 | sizes))
     assert imported.layout == Layout(
         dp=8, zero=3, microbatch=2, global_batch=64, gradient_precision="bf16",
         offload=("gradients", "optimizer"),
@@ -44,11 +44,11 @@ def test_a_zero3_file_is_read() -> None:
 def test_the_three_batch_sizes_tell_the_number_of_replicas() -> None:
     data = {"train_batch_size": 96, "train_micro_batch_size_per_gpu": 3,
             "gradient_accumulation_steps": 8}  # fmt: skip
-    assert import_(data).layout.dp == 4
+    assert import_config(data).layout.dp == 4
 
 
 def test_values_left_to_the_trainer_are_said() -> None:
-    imported = import_(ZERO3 | {"train_micro_batch_size_per_gpu": "auto"}, gpus=4)
+    imported = import_config(ZERO3 | {"train_micro_batch_size_per_gpu": "auto"}, gpus=4)
     assert [problem.where for problem in imported.unknown] == ["train_micro_batch_size_per_gpu"]
     assert imported.layout.dp == 4
 
@@ -73,7 +73,7 @@ HUGGING_FACE: dict[str, Any] = {
 
 
 def test_a_file_that_leaves_things_to_hugging_face_s_trainer_is_read() -> None:
-    imported = import_(HUGGING_FACE, gpus=8)
+    imported = import_config(HUGGING_FACE, gpus=8)
     assert imported.layout == Layout(dp=8, zero=3, gradient_precision="bf16")
     assert {problem.where: problem.fix.rpartition(" as ")[2] for problem in imported.unknown} == {
         "bf16.enabled": "bf16",
@@ -99,7 +99,7 @@ def test_a_file_that_leaves_things_to_hugging_face_s_trainer_is_read() -> None:
 )
 def test_a_precision_left_open_is_not_taken_for_off(bf16: Any, fp16: Any, precision: str) -> None:
     data = {"bf16": {"enabled": bf16}, "fp16": {"enabled": fp16}, "train_batch_size": 8}
-    assert import_(data, gpus=1).layout.precision == precision
+    assert import_config(data, gpus=1).layout.precision == precision
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_a_precision_left_open_is_not_taken_for_off(bf16: Any, fp16: Any, precis
 def test_an_open_microbatch_is_worked_out_only_from_what_is_said(steps: Any, micro: int) -> None:
     data = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": steps}  # fmt: skip
-    layout = import_(data, gpus=8).layout
+    layout = import_config(data, gpus=8).layout
     assert (layout.microbatch, layout.global_batch) == (micro, 64)
 
 
 def test_an_open_microbatch_makes_no_batch() -> None:
     data = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 4}
-    assert import_(data, gpus=8).layout.global_batch is None
+    assert import_config(data, gpus=8).layout.global_batch is None
 
 
 ORDINARY = {
@@ -153,14 +153,14 @@ def test_keys_without_bearing_are_known_and_passed_over() -> None:
     data["zero_optimization"]["offload_param"] = offload | {"buffer_size": 1e8, "max_in_cpu": 1e9}
     data |= {"wall_clock_breakdown": False, "memory_breakdown": False, "dump_state": False,
              "prescale_gradients": False, "communication_data_type": "fp32"}  # fmt: skip
-    imported = import_(data, gpus=8)
+    imported = import_config(data, gpus=8)
     assert imported.unknown == ()
     assert "zero_optimization.reduce_bucket_size" in imported.ignored
     assert imported.layout.offload == ("gradients", "optimizer", "parameters")
 
 
 def test_a_key_that_is_not_known_is_said_and_not_refused() -> None:
-    imported = import_(ZERO3 | {"our_own": {"thing": 1}, "zero_stages": 3}, gpus=1)
+    imported = import_config(ZERO3 | {"our_own": {"thing": 1}, "zero_stages": 3}, gpus=1)
     assert [problem.where for problem in imported.unknown] == ["our_own.thing", "zero_stages"]
 
 
@@ -180,18 +180,18 @@ def test_no_key_is_both_read_and_passed_over() -> None:
 )
 def test_what_a_layout_holds_only_in_part_is_said(zero: dict[str, Any]) -> None:
     data = ZERO3 | {"zero_optimization": {"stage": 3, **zero}}
-    assert len(import_(data, gpus=8).unknown) == 1
+    assert len(import_config(data, gpus=8).unknown) == 1
 
 
 def test_what_only_code_can_do_is_said_even_where_the_file_says_it() -> None:
-    exported = export(Layout(pp=2, dp=2, zero=1, overlap_pp=False, overlap_parameters=False))
+    exported = export_config(Layout(pp=2, dp=2, zero=1, overlap_pp=False, overlap_parameters=False))
     assert exported.data["pipeline"] == {"stages": 2}
     assert [problem.where for problem in exported.unexpressed] == ["layout.pp"]
 
 
 def test_the_file_holds_no_architecture() -> None:
-    model = decoder("m", layers=2, hidden=64, heads=4, ffn=128, vocab=256)
-    exported = export(Layout(dp=2, zero=3), model, sequence_length=128)
+    model = build_decoder_model("m", layers=2, hidden=64, heads=4, ffn=128, vocab=256)
+    exported = export_config(Layout(dp=2, zero=3), model, sequence_length=128)
     assert [problem.where for problem in exported.unexpressed] == ["model", "sequence_length"]
 
 
@@ -209,15 +209,15 @@ def test_the_file_holds_no_architecture() -> None:
 )
 def test_what_deepspeed_would_refuse_is_refused(data: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
-        import_(data, gpus=1)
+        import_config(data, gpus=1)
 
 
 def test_zero_as_a_switch_is_stage_one() -> None:
-    assert import_({"zero_optimization": True, "bf16": {"enabled": True}}).layout.zero == 1
+    assert import_config({"zero_optimization": True, "bf16": {"enabled": True}}).layout.zero == 1
 
 
 def test_gradients_take_the_format_of_the_weights_unless_told_otherwise() -> None:
     base = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
-    assert import_(base).layout.gradient_precision == "bf16"
+    assert import_config(base).layout.gradient_precision == "bf16"
     told = base | {"data_types": {"grad_accum_dtype": "fp32"}}
-    assert import_(told).layout.gradient_precision == "fp32"
+    assert import_config(told).layout.gradient_precision == "fp32"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.spec.bridge import TARGETS
-from meshwright.spec.bridge.difference import layout_differences
+from meshwright.spec.bridge import BRIDGES
+from meshwright.spec.bridge.spec_diff import diff_layouts
 from meshwright.spec.layout.layout import Layout
 
 STATES = ("gradients", "optimizer", "parameters")
@@ -120,10 +120,10 @@ def test_the_target_says_it_all(name: str, fields: dict[str, Any]) -> None:
     layout = Layout(**fields)
     if name == "deepspeed" and not layout.zero:
         layout = Layout(**{"dp": 2, "zero": 3, **fields})
-    exported = TARGETS[name].export(layout)
+    exported = BRIDGES[name].export_config(layout)
     assert exported.unexpressed == ()
-    back = TARGETS[name].import_(exported.text, gpus=layout.gpus)
-    assert layout_differences(layout, back.layout) == ()
+    back = BRIDGES[name].import_config(exported.text, gpus=layout.gpus)
+    assert diff_layouts(layout, back.layout) == ()
 
 
 @pytest.mark.parametrize(
@@ -152,5 +152,5 @@ def test_the_target_says_it_all(name: str, fields: dict[str, Any]) -> None:
 def test_what_the_target_cannot_say_is_listed(
     name: str, field: str, fields: dict[str, Any]
 ) -> None:
-    exported = TARGETS[name].export(Layout(**fields))
+    exported = BRIDGES[name].export_config(Layout(**fields))
     assert f"layout.{field}" in {problem.where for problem in exported.unexpressed}

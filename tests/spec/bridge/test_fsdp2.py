@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge.fsdp2 import export, import_
+from meshwright.spec.bridge.fsdp2 import export_config, import_config
 from meshwright.spec.layout.layout import Layout
 
 ACCELERATE = """
@@ -34,44 +34,44 @@ optim = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
 def test_a_hand_written_snippet_is_read_and_not_run() -> None:
-    assert import_(HAND_WRITTEN).layout == Layout(
+    assert import_config(HAND_WRITTEN).layout == Layout(
         dp=8, shard=4, zero=2, optimizer="sgd", offload=("gradients", "optimizer", "parameters")
     )
 
 
 def test_accelerate_s_file_is_read() -> None:
-    imported = import_(ACCELERATE)
+    imported = import_config(ACCELERATE)
     assert imported.layout == Layout(tp=2, dp=8, shard=4, zero=3, recompute="full", global_batch=32)
     assert "fsdp_config.fsdp_auto_wrap_policy" in imported.ignored
 
 
 def test_fsdp1_is_said_to_be_read_as_fsdp2() -> None:
     text = ACCELERATE.replace("fsdp_version: 2", "fsdp_version: 1")
-    assert "fsdp_config.fsdp_version" in {problem.where for problem in import_(text).unknown}
+    assert "fsdp_config.fsdp_version" in {problem.where for problem in import_config(text).unknown}
 
 
 @pytest.mark.parametrize("engine", ["DEEPSPEED", "MEGATRON_LM"])
 def test_accelerate_s_file_for_another_engine_is_refused(engine: str) -> None:
     with pytest.raises(InputError, match=f"{engine} is set up there"):
-        import_(f"distributed_type: {engine}\nmixed_precision: bf16\nnum_processes: 8\n")
+        import_config(f"distributed_type: {engine}\nmixed_precision: bf16\nnum_processes: 8\n")
 
 
 def test_the_learning_rate_is_left_to_the_user() -> None:
-    text = export(Layout(dp=4, zero=3)).text
+    text = export_config(Layout(dp=4, zero=3)).text
     assert "lr=learning_rate" in text
     assert "# learning_rate is yours to set" in text
 
 
 def test_a_mesh_of_other_gpus_is_refused() -> None:
     with pytest.raises(InputError, match="holds 8 GPUs, not 4"):
-        import_(HAND_WRITTEN, gpus=4)
+        import_config(HAND_WRITTEN, gpus=4)
 
 
 def test_text_without_fsdp_is_refused() -> None:
     with pytest.raises(InputError, match="no FSDP2 settings"):
-        import_("print('hello')")
+        import_config("print('hello')")
     with pytest.raises(InputError, match="neither Python nor"):
-        import_("for for for")
+        import_config("for for for")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -94,7 +94,7 @@ def test_the_snippet_runs_in_torch(layout: Layout) -> None:
         model = torch.nn.Module()
         model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
         names = {"model": model, "learning_rate": 1e-3}
-        exec(export(layout).text.replace('"cuda"', '"cpu"'), names)
+        exec(export_config(layout).text.replace('"cuda"', '"cpu"'), names)
         shards = {p.device_mesh.size() for p in names["model"].parameters()}
         assert shards == {layout.dp * layout.cp}
     finally:

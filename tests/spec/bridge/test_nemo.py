@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge.difference import model_differences
-from meshwright.spec.bridge.nemo import export, import_
+from meshwright.spec.bridge.nemo import export_config, import_config
+from meshwright.spec.bridge.spec_diff import diff_models
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model import decoder
+from meshwright.spec.model import build_decoder_model
 
 RECIPE = '''
 def llama3_70b_pretrain_config():
@@ -33,7 +33,7 @@ def llama3_70b_pretrain_config():
 
 
 def test_the_text_is_yaml_in_the_recipe_s_sections() -> None:
-    data = yaml.safe_load(export(Layout(tp=2, dp=4, zero=1, global_batch=8)).text)
+    data = yaml.safe_load(export_config(Layout(tp=2, dp=4, zero=1, global_batch=8)).text)
     assert data["model"]["tensor_model_parallel_size"] == 2
     assert data["train"] == {"micro_batch_size": 1, "global_batch_size": 8}
     assert data["ddp"]["use_distributed_optimizer"] is True
@@ -41,7 +41,7 @@ def test_the_text_is_yaml_in_the_recipe_s_sections() -> None:
 
 
 def test_what_is_off_is_written_too_because_a_recipe_may_have_it_on() -> None:
-    data = yaml.safe_load(export(Layout()).text)
+    data = yaml.safe_load(export_config(Layout()).text)
     assert data["model"]["recompute_granularity"] is None
     assert data["ddp"]["use_distributed_optimizer"] is False
     assert data["optimizer"]["use_distributed_optimizer"] is False
@@ -49,7 +49,7 @@ def test_what_is_off_is_written_too_because_a_recipe_may_have_it_on() -> None:
 
 
 def test_the_lines_of_a_recipe_function_are_read_and_not_run() -> None:
-    imported = import_(RECIPE, gpus=64)
+    imported = import_config(RECIPE, gpus=64)
     assert imported.layout == Layout(
         tp=4, pp=4, virtual_stages=5, schedule="interleaved", cp=2, dp=2, sequence_parallel=True,
         zero=1, global_batch=512, overlap_tp=True, moment_precision="bf16",
@@ -61,12 +61,12 @@ def test_hydra_words_are_read() -> None:
     text = (
         "model.tensor_model_parallel_size=4 ++train.micro_batch_size=2 mixed_precision=fp16_mixed"
     )
-    layout = import_(text, gpus=4).layout
+    layout = import_config(text, gpus=4).layout
     assert (layout.tp, layout.microbatch, layout.precision) == (4, 2, "fp16")
 
 
 def test_an_absent_field_has_the_value_of_the_common_recipe() -> None:
-    layout = import_("model:\n  tensor_model_parallel_size: 2\n", gpus=4).layout
+    layout = import_config("model:\n  tensor_model_parallel_size: 2\n", gpus=4).layout
     assert (layout.zero, layout.overlap_gradients, layout.precision) == (1, True, "bf16")
 
 
@@ -82,35 +82,35 @@ def test_an_absent_field_has_the_value_of_the_common_recipe() -> None:
 def test_a_named_precision_is_used_where_it_says_it_all(
     fields: dict[str, Any], wanted: str | None
 ) -> None:
-    assert export(Layout(**fields)).data["mixed_precision"] == wanted
+    assert export_config(Layout(**fields)).data["mixed_precision"] == wanted
 
 
 def test_a_precision_without_a_name_is_spelled_out() -> None:
-    mixed = export(Layout(gradient_precision="bf16")).data["mixed_precision"]
+    mixed = export_config(Layout(gradient_precision="bf16")).data["mixed_precision"]
     assert mixed["_target_"].endswith("MixedPrecisionConfig")
     assert mixed["grad_reduce_in_fp32"] is False
 
 
 def test_a_mistyped_field_is_refused_with_the_right_one() -> None:
     with pytest.raises(InputError, match=r"did you mean model\.tensor_model_parallel_size"):
-        import_("model:\n  tensor_model_paralel_size: 2\n")
+        import_config("model:\n  tensor_model_paralel_size: 2\n")
 
 
 def test_other_sections_and_fields_are_passed_over() -> None:
     text = (
         "model: {tensor_model_parallel_size: 2, init_method_std: 0.01}\nlogger: {log_interval: 1}"
     )
-    imported = import_(text, gpus=2)
+    imported = import_config(text, gpus=2)
     assert set(imported.ignored) == {"model.init_method_std", "logger.log_interval"}
 
 
 def test_a_layer_list_is_a_list_and_not_an_expression() -> None:
-    from meshwright.spec.model import Experts
+    from meshwright.spec.model import MoESpec
 
-    experts = Experts(count=4, top_k=2, width=64)
-    model = decoder("m", layers=3, hidden=64, heads=4, ffn=128, vocab=256, experts=experts,
-                    dense_layers=1)  # fmt: skip
-    assert export(Layout(), model).data["model"]["moe_layer_freq"] == [0, 1, 1]
+    experts = MoESpec(count=4, top_k=2, width=64)
+    model = build_decoder_model("m", layers=3, hidden=64, heads=4, ffn=128, vocab=256,
+                                experts=experts, dense_layers=1)  # fmt: skip
+    assert export_config(Layout(), model).data["model"]["moe_layer_freq"] == [0, 1, 1]
 
 
 NEMO_1 = """
@@ -183,7 +183,7 @@ optim:
 
 
 def test_a_nemo_1_file_is_read_with_its_model() -> None:
-    imported = import_(NEMO_1, vocab=32000)
+    imported = import_config(NEMO_1, vocab=32000)
     assert imported.layout == Layout(
         tp=4, pp=2, dp=4, sequence_parallel=True, zero=1, microbatch=4, global_batch=64,
         recompute="full", recompute_layers=3, overlap_gradients=False, overlap_parameters=False,
@@ -191,22 +191,24 @@ def test_a_nemo_1_file_is_read_with_its_model() -> None:
     )  # fmt: skip
     assert imported.sequence_length == 4096
     # 32,000 rows are padded to a multiple of 128 × tp.
-    expected = decoder("imported", layers=12, hidden=768, heads=12, ffn=3072, vocab=32256)
+    expected = build_decoder_model(
+        "imported", layers=12, hidden=768, heads=12, ffn=3072, vocab=32256
+    )
     assert imported.model is not None
-    assert [d.path for d in model_differences(expected, imported.model)] == ["norm.eps"]
+    assert [d.path for d in diff_models(expected, imported.model)] == ["norm.eps"]
     assert imported.unknown == ()
     assert "trainer.max_steps" in imported.ignored
     assert not {"trainer.precision", "model.optim.name"} & set(imported.ignored)
 
 
 def test_a_nemo_1_file_without_a_vocabulary_says_what_its_model_lacks() -> None:
-    imported = import_(NEMO_1)
+    imported = import_config(NEMO_1)
     assert imported.model is None
     assert [problem.where for problem in imported.unknown] == ["model.vocab_size"]
 
 
 def test_a_nemo_2_file_is_read() -> None:
-    imported = import_(NEMO_2)
+    imported = import_config(NEMO_2)
     assert imported.layout == Layout(
         tp=4, pp=4, virtual_stages=5, schedule="interleaved", dp=4, sequence_parallel=True, zero=1,
         global_batch=512, overlap_tp=True,
@@ -220,7 +222,7 @@ def test_batch_sizes_of_nemo_1_beside_degrees_of_nemo_2_are_read() -> None:
         "trainer: {precision: bf16, strategy: {pipeline_model_parallel_size: 4}}\n"
         "model: {global_batch_size: 32, micro_batch_size: 2}\n"
     )
-    layout = import_(text, gpus=16).layout
+    layout = import_config(text, gpus=16).layout
     assert (layout.pp, layout.dp, layout.global_batch, layout.microbatch) == (4, 4, 32, 2)
 
 
@@ -236,7 +238,7 @@ def test_batch_sizes_of_nemo_1_beside_degrees_of_nemo_2_are_read() -> None:
     ],
 )
 def test_older_settings_are_read_from_words_and_lines_too(text: str) -> None:
-    layout = import_(text).layout
+    layout = import_config(text).layout
     assert (layout.tp, layout.dp, layout.global_batch) == (2, 4, 64)
 
 
@@ -245,12 +247,12 @@ def test_older_settings_are_read_from_words_and_lines_too(text: str) -> None:
 )
 def test_the_precision_of_an_older_trainer_is_read(precision: object, wanted: str) -> None:
     data = {"trainer": {"precision": precision}, "model": {"micro_batch_size": 1}}
-    assert import_(data, gpus=1).layout.precision == wanted
+    assert import_config(data, gpus=1).layout.precision == wanted
 
 
 @pytest.mark.parametrize("said", [{}, {"trainer.precision": "transformer-engine"}])
 def test_an_older_file_without_a_known_precision_says_what_is_read(said: dict[str, str]) -> None:
-    imported = import_({"trainer.devices": 1, "model.micro_batch_size": 1, **said})
+    imported = import_config({"trainer.devices": 1, "model.micro_batch_size": 1, **said})
     assert imported.layout.precision == "bf16"
     assert [problem.where for problem in imported.unknown] == ["trainer.precision"]
 
@@ -265,7 +267,7 @@ def test_the_optimizer_of_nemo_1_says_how_gradients_are_reduced(
 ) -> None:
     optim = {"name": name, **given}
     data = {"trainer": {"precision": "bf16"}, "model": {"micro_batch_size": 1, "optim": optim}}
-    layout = import_(data, gpus=2).layout
+    layout = import_config(data, gpus=2).layout
     assert (layout.zero, layout.overlap_gradients) == (1, overlap)
 
 
@@ -281,9 +283,9 @@ def test_a_fault_in_an_older_file_names_the_field_as_it_stands_there(
 ) -> None:
     text = f"trainer:\n  strategy:\n    context_parallel_size: 1\n    {strategy}\n"
     with pytest.raises(InputError, match=match):
-        import_(text)
+        import_config(text)
 
 
 def test_a_file_without_a_field_that_is_known_is_refused() -> None:
     with pytest.raises(InputError, match="no NeMo or Megatron-Bridge settings"):
-        import_("logger: {log_interval: 1}\n")
+        import_config("logger: {log_interval: 1}\n")

@@ -7,13 +7,13 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.spec import bridge
-from meshwright.spec.bridge import TARGETS, find_bridge
+from meshwright.spec.bridge import BRIDGES, find_bridge
 from meshwright.spec.layout.layout import Layout
 
 
 def test_every_target_is_found_by_its_name() -> None:
-    assert list(TARGETS) == ["megatron", "torchtitan", "deepspeed", "nemo", "fsdp2"]
-    assert all(find_bridge(name).name == name for name in TARGETS)
+    assert list(BRIDGES) == ["megatron", "torchtitan", "deepspeed", "nemo", "fsdp2"]
+    assert all(find_bridge(name).name == name for name in BRIDGES)
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
@@ -28,40 +28,40 @@ def test_exported_names_exist() -> None:
 def test_listing_the_targets_loads_none_of_them() -> None:
     code = (
         "import sys, meshwright.spec.bridge as b; "
-        "print([n for n in b.TARGETS if f'{b.__name__}.{n}' in sys.modules])"
+        "print([n for n in b.BRIDGES if f'{b.__name__}.{n}' in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 def test_an_empty_text_is_refused(name: str) -> None:
     with pytest.raises(InputError):
-        TARGETS[name].import_("")
+        BRIDGES[name].import_config("")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 def test_a_batch_of_the_workload_is_written_where_the_layout_has_none(name: str) -> None:
     layout = Layout(dp=4, zero=3, microbatch=2)
-    text = TARGETS[name].export(layout, global_batch=64).text
-    assert TARGETS[name].import_(text, gpus=4).layout.global_batch == 64
+    text = BRIDGES[name].export_config(layout, global_batch=64).text
+    assert BRIDGES[name].import_config(text, gpus=4).layout.global_batch == 64
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 def test_the_layout_s_own_batch_goes_before_that_of_the_workload(name: str) -> None:
     layout = Layout(dp=4, zero=3, global_batch=16)
-    exported = TARGETS[name].export(layout, global_batch=64)
-    assert exported == TARGETS[name].export(layout)
+    exported = BRIDGES[name].export_config(layout, global_batch=64)
+    assert exported == BRIDGES[name].export_config(layout)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 def test_a_batch_that_the_replicas_cannot_share_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="not a multiple of dp"):
-        TARGETS[name].export(Layout(dp=4), global_batch=63)
+        BRIDGES[name].export_config(Layout(dp=4), global_batch=63)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 def test_every_bridge_takes_a_vocabulary(name: str) -> None:
     layout = Layout(dp=4, zero=3)
-    text = TARGETS[name].export(layout).text
-    assert TARGETS[name].import_(text, gpus=4, vocab=32000).model is None
+    text = BRIDGES[name].export_config(layout).text
+    assert BRIDGES[name].import_config(text, gpus=4, vocab=32000).model is None

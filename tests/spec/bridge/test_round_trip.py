@@ -7,29 +7,29 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge import TARGETS
-from meshwright.spec.bridge.difference import layout_differences, model_differences
-from meshwright.spec.layout.kinds import (
-    ALLOWED,
-    CHUNKED_SCHEDULES,
-    FOLDED_SCHEDULES,
+from meshwright.spec.bridge import BRIDGES
+from meshwright.spec.bridge.spec_diff import diff_layouts, diff_models
+from meshwright.spec.layout.choices import (
+    AXIS_ORDERS,
+    CHOICES,
+    MULTI_CHUNK_SCHEDULES,
     OFFLOADS,
-    ORDERS,
     RECOMPUTE_OPS,
+    V_SCHEDULES,
 )
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model import (
-    Attention,
-    Block,
-    Experts,
-    GatedDelta,
-    LatentAttention,
-    Mamba2,
+    AttentionSpec,
+    BlockSpec,
+    GatedDeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
     Mixer,
-    Mlp,
+    MLPSpec,
     Model,
-    MultiToken,
-    Norm,
+    MoESpec,
+    MtpSpec,
+    NormSpec,
     Rotary,
 )
 from meshwright.spec.model.block import NormKind
@@ -38,7 +38,7 @@ DEGREES = st.sampled_from([1, 1, 2, 3, 4, 8])
 
 
 def choices(field: str) -> st.SearchStrategy[Any]:
-    return st.sampled_from(sorted(ALLOWED[field]))
+    return st.sampled_from(sorted(CHOICES[field]))
 
 
 def subsets(values: frozenset[str]) -> st.SearchStrategy[tuple[str, ...]]:
@@ -51,8 +51,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     tp, cp, pp, dp = (draw(DEGREES) for _ in range(4))
     schedule = draw(choices("schedule"))
     virtual = 1
-    if pp > 1 and schedule in CHUNKED_SCHEDULES:
-        virtual = 2 if schedule in FOLDED_SCHEDULES else draw(st.sampled_from([1, 2, 3]))
+    if pp > 1 and schedule in MULTI_CHUNK_SCHEDULES:
+        virtual = 2 if schedule in V_SCHEDULES else draw(st.sampled_from([1, 2, 3]))
     microbatch = draw(st.sampled_from([1, 2, 4]))
     recompute = draw(choices("recompute"))
     offload = draw(subsets(OFFLOADS))
@@ -73,7 +73,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         "global_batch": draw(st.none() | st.integers(1, 8).map(lambda k: k * dp * microbatch)),
         "offload": offload,
         "offload_layers": draw(st.none() | st.integers(0, 4)) if "activations" in offload else None,
-        "order": draw(st.just("tp-cp-ep-dp-pp") | st.sampled_from(sorted(ORDERS))),
+        "order": draw(st.just("tp-cp-ep-dp-pp") | st.sampled_from(sorted(AXIS_ORDERS))),
     }  # fmt: skip
     for field in ("precision", "optimizer", "cp_kind", "master_precision", "gradient_precision",
                   "moment_precision"):  # fmt: skip
@@ -110,9 +110,9 @@ def rotaries(draw: st.DrawFn) -> Rotary:
 
 
 @st.composite
-def attentions(draw: st.DrawFn) -> Attention:
+def attentions(draw: st.DrawFn) -> AttentionSpec:
     kv = draw(st.sampled_from([1, 2, 8]))
-    return Attention(
+    return AttentionSpec(
         heads=8,
         kv_heads=kv,
         head_dim=draw(st.sampled_from([64, 128])),
@@ -128,7 +128,7 @@ def attentions(draw: st.DrawFn) -> Attention:
 
 
 @st.composite
-def feedforwards(draw: st.DrawFn) -> Mlp | Experts:
+def feedforwards(draw: st.DrawFn) -> MLPSpec | MoESpec:
     shape: dict[str, Any] = {
         "width": draw(st.sampled_from([256, 1408])),
         "gated": draw(st.booleans()),
@@ -138,8 +138,8 @@ def feedforwards(draw: st.DrawFn) -> Mlp | Experts:
         "bias": draw(st.booleans()),
     }
     if draw(st.booleans()):
-        return Mlp(**shape)
-    return Experts(
+        return MLPSpec(**shape)
+    return MoESpec(
         count=16,
         top_k=draw(st.sampled_from([1, 2])),
         shared_width=draw(st.sampled_from([0, 512])),
@@ -154,9 +154,9 @@ def feedforwards(draw: st.DrawFn) -> Mlp | Experts:
     )
 
 
-LATENT = LatentAttention(heads=8, kv_rank=64, nope_dim=32, rope_dim=16, value_dim=32)
-DELTA = GatedDelta(key_heads=4, value_heads=8, key_dim=32, value_dim=32)
-MAMBA = Mamba2(heads=16, head_dim=64, state_dim=128, groups=8)
+LATENT = LatentAttentionSpec(heads=8, kv_rank=64, nope_dim=32, rope_dim=16, value_dim=32)
+DELTA = GatedDeltaNetSpec(key_heads=4, value_heads=8, key_dim=32, value_dim=32)
+MAMBA = Mamba2Spec(heads=16, head_dim=64, state_dim=128, groups=8)
 
 
 @st.composite
@@ -170,7 +170,7 @@ def models(draw: st.DrawFn) -> Model:
         mlp = draw(feedforwards())
         part = draw(st.sampled_from(["both", "both", "both", "mixer", "mlp"]))
         blocks.append(
-            Block(
+            BlockSpec(
                 name=f"b{index}",
                 mixer=mixer if part != "mlp" else None,
                 mlp=mlp if part != "mixer" else None,
@@ -181,14 +181,14 @@ def models(draw: st.DrawFn) -> Model:
     order = draw(st.lists(st.sampled_from(names), min_size=1, max_size=6))
     kinds: tuple[NormKind, ...] = ("rms", "layer", "layer-plain")
     kind = draw(st.sampled_from(kinds))
-    heads = st.builds(MultiToken, depth=st.integers(1, 2), block=st.sampled_from(names))
+    heads = st.builds(MtpSpec, depth=st.integers(1, 2), block=st.sampled_from(names))
     return Model(
         name="drawn",
         hidden=512,
         vocab=draw(st.sampled_from([1000, 32000, 50257])),
         blocks=tuple(blocks),
         pattern=" ".join(order),
-        norm=Norm(kind=kind, bias=kind == "layer", unit_offset=draw(st.booleans())),
+        norm=NormSpec(kind=kind, bias=kind == "layer", unit_offset=draw(st.booleans())),
         tied=draw(st.booleans()),
         positions=draw(st.sampled_from(["rotary", "rotary", "learned", "alibi", "none"])),
         max_positions=draw(st.sampled_from([2048, 4096])),
@@ -197,50 +197,50 @@ def models(draw: st.DrawFn) -> Model:
     )
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 @given(layout=layouts())
 @settings(deadline=None, max_examples=150)
 def test_every_layout_comes_back_but_for_what_is_listed(name: str, layout: Layout) -> None:
-    exported = TARGETS[name].export(layout)
+    exported = BRIDGES[name].export_config(layout)
     listed = {problem.where for problem in exported.unexpressed}
-    back = TARGETS[name].import_(exported.text, gpus=layout.gpus)
-    different = {f"layout.{d.path}" for d in layout_differences(layout, back.layout)}
+    back = BRIDGES[name].import_config(exported.text, gpus=layout.gpus)
+    different = {f"layout.{d.path}" for d in diff_layouts(layout, back.layout)}
     assert different <= listed
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 @given(layout=layouts(), model=models())
 @settings(deadline=None, max_examples=120)
 def test_every_model_comes_back_but_for_what_is_listed(
     name: str, layout: Layout, model: Model
 ) -> None:
-    exported = TARGETS[name].export(layout, model, sequence_length=4096)
+    exported = BRIDGES[name].export_config(layout, model, sequence_length=4096)
     listed = {problem.where for problem in exported.unexpressed}
-    back = TARGETS[name].import_(exported.text, gpus=layout.gpus)
+    back = BRIDGES[name].import_config(exported.text, gpus=layout.gpus)
     if back.model is None:
         assert "model" in listed
     else:
-        different = {f"model.{d.path}" for d in model_differences(model, back.model)}
+        different = {f"model.{d.path}" for d in diff_models(model, back.model)}
         assert different <= listed
     assert back.sequence_length == 4096 or "sequence_length" in listed
     assert all(problem.fix for problem in exported.unexpressed)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 @given(layout=layouts())
 @settings(deadline=None, max_examples=50)
 def test_exporting_what_was_imported_changes_nothing_more(name: str, layout: Layout) -> None:
-    bridge = TARGETS[name]
-    once = bridge.import_(bridge.export(layout).text, gpus=layout.gpus).layout
-    twice = bridge.import_(bridge.export(once).text, gpus=once.gpus).layout
-    assert layout_differences(once, twice) == ()
+    bridge = BRIDGES[name]
+    once = bridge.import_config(bridge.export_config(layout).text, gpus=layout.gpus).layout
+    twice = bridge.import_config(bridge.export_config(once).text, gpus=once.gpus).layout
+    assert diff_layouts(once, twice) == ()
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", BRIDGES)
 @given(layout=layouts())
 @settings(deadline=None, max_examples=50)
 def test_every_unexpressed_field_says_what_and_why(name: str, layout: Layout) -> None:
-    for problem in TARGETS[name].export(layout).unexpressed:
+    for problem in BRIDGES[name].export_config(layout).unexpressed:
         assert problem.where.startswith("layout.")
         assert "cannot be said" in problem.what
         assert ": " in problem.what, problem

@@ -5,8 +5,8 @@ import tomllib
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge.torchtitan import export, import_
-from meshwright.spec.bridge.torchtitan.flavors import flavor_model
+from meshwright.spec.bridge.torchtitan import export_config, import_config
+from meshwright.spec.bridge.torchtitan.flavors import get_flavor_model
 from meshwright.spec.layout.layout import Layout
 
 JOB = """
@@ -31,7 +31,7 @@ enable = true
 
 
 def test_a_job_file_is_read_with_its_model() -> None:
-    imported = import_(JOB, gpus=128, name="mine")
+    imported = import_config(JOB, gpus=128, name="mine")
     assert imported.layout == Layout(
         tp=8, sequence_parallel=True, dp=16, zero=3, recompute="full", microbatch=2,
         precision="fp8-tensorwise", overlap_tp=True,
@@ -43,9 +43,9 @@ def test_a_job_file_is_read_with_its_model() -> None:
 
 
 def test_a_model_is_written_as_the_flavor_that_has_its_shape() -> None:
-    model = flavor_model("qwen3", "30B-A3B")
+    model = get_flavor_model("qwen3", "30B-A3B")
     assert model is not None
-    exported = export(Layout(dp=8, zero=3), model, sequence_length=4096)
+    exported = export_config(Layout(dp=8, zero=3), model, sequence_length=4096)
     assert exported.unexpressed == ()
     data = tomllib.loads(exported.text)
     assert (data["model"]["name"], data["model"]["flavor"]) == ("qwen3", "30B-A3B")
@@ -53,7 +53,7 @@ def test_a_model_is_written_as_the_flavor_that_has_its_shape() -> None:
 
 
 def test_an_even_split_is_asked_for_because_torchtitan_favours_the_ends() -> None:
-    data = tomllib.loads(export(Layout(pp=2, global_batch=4)).text)["parallelism"]
+    data = tomllib.loads(export_config(Layout(pp=2, global_batch=4)).text)["parallelism"]
     assert data["pipeline_parallel_first_stage_less_layers"] == 0
     assert data["pipeline_parallel_last_stage_less_layers"] == 0
 
@@ -63,16 +63,16 @@ def test_the_favoured_ends_are_read_as_an_uneven_split() -> None:
     text = text.replace(
         "tensor_parallel_degree = 8", "tensor_parallel_degree = 8\npipeline_parallel_degree = 4"
     )
-    layout = import_(text, gpus=128).layout
+    layout = import_config(text, gpus=128).layout
     # 126 layers with embedding and head as one layer each: 128 / 4.
     assert layout.stage_layers == (31, 32, 32, 31)
 
 
 def test_more_chunks_than_two_are_written_as_module_lists() -> None:
-    model = flavor_model("qwen3", "8B")
+    model = get_flavor_model("qwen3", "8B")
     assert model is not None
     layout = Layout(pp=4, virtual_stages=3, schedule="interleaved", global_batch=8)
-    exported = export(layout, model)
+    exported = export_config(layout, model)
     assert exported.unexpressed == ()
     parts = exported.data["parallelism"]["module_fqns_per_model_part"]
     assert (len(parts), parts[0][0], parts[-1][-1]) == (12, "tok_embeddings", "output")
@@ -80,32 +80,32 @@ def test_more_chunks_than_two_are_written_as_module_lists() -> None:
 
 def test_selective_recompute_of_every_second_layer_counts_layers_per_chunk() -> None:
     text = JOB.replace('mode = "full"', 'mode = "selective"\nselective_ac_option = "2"')
-    layout = import_(text, gpus=128).layout
+    layout = import_config(text, gpus=128).layout
     assert (layout.recompute, layout.recompute_layers) == ("full", 63)
 
 
 def test_command_line_words_are_read() -> None:
     text = "./run_train.sh --parallelism.tensor_parallel_degree 4 --training.local_batch_size=3"
-    layout = import_(text, gpus=4).layout
+    layout = import_config(text, gpus=4).layout
     assert (layout.tp, layout.microbatch) == (4, 3)
 
 
 def test_degrees_that_do_not_make_the_gpus_are_refused() -> None:
     with pytest.raises(InputError, match="make 8 GPUs, not 6"):
-        import_("[parallelism]\ndata_parallel_shard_degree = 8\n", gpus=6)
+        import_config("[parallelism]\ndata_parallel_shard_degree = 8\n", gpus=6)
 
 
 def test_a_mistyped_key_is_refused_with_the_right_one() -> None:
     with pytest.raises(InputError, match=r"did you mean parallelism\.tensor_parallel_degree"):
-        import_("[parallelism]\ntensor_paralel_degree = 8\n")
+        import_config("[parallelism]\ntensor_paralel_degree = 8\n")
 
 
 def test_text_that_is_not_toml_is_refused() -> None:
     with pytest.raises(InputError, match="not valid TOML"):
-        import_("[parallelism\n")
+        import_config("[parallelism\n")
 
 
 def test_an_unknown_flavor_is_said_and_the_layout_still_read() -> None:
-    imported = import_('[model]\nname = "llama4"\nflavor = "17bx16e"\n', gpus=1)
+    imported = import_config('[model]\nname = "llama4"\nflavor = "17bx16e"\n', gpus=1)
     assert imported.model is None
     assert "model.flavor" in {problem.where for problem in imported.unknown}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.spec.cluster import Cluster, Fabric, Gpu, Host, Nics, ScaleUp, Tier
+from meshwright.spec.cluster import Cluster, Fabric, Gpu, Host, Nics, ScaleUpDomain, SwitchTier
 
 DATA = Path(__file__).parent / "data"
 
@@ -40,7 +40,7 @@ def fat_tree(hopper: Gpu) -> Cluster:
         title="A fat tree",
         gpu=hopper,
         nodes=64,
-        scale_up=ScaleUp(
+        scale_up=ScaleUpDomain(
             kind="nvlink", gpus=8, gpu_bytes_per_s=450e9, latency_s=1e-6, switched=True
         ),
         host=Host(link="pcie5", gpu_bytes_per_s=64e9, latency_s=1e-6),
@@ -49,9 +49,9 @@ def fat_tree(hopper: Gpu) -> Cluster:
             kind="infiniband",
             rail_optimised=True,
             tiers=(
-                Tier(name="leaf", nodes=4, latency_s=0.2e-6),
-                Tier(name="spine", nodes=16, oversubscription=2, latency_s=0.4e-6),
-                Tier(name="core", oversubscription=3, latency_s=0.4e-6),
+                SwitchTier(name="leaf", nodes=4, latency_s=0.2e-6),
+                SwitchTier(name="spine", nodes=16, oversubscription=2, latency_s=0.4e-6),
+                SwitchTier(name="core", oversubscription=3, latency_s=0.4e-6),
             ),
         ),
     )

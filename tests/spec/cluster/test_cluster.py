@@ -4,10 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.spec.catalog import clusters
-from meshwright.spec.cluster import Cluster, Fabric, Host, Nics, ScaleUp, Source, Tier
+from meshwright.spec.catalog import list_clusters
+from meshwright.spec.cluster import (
+    Cluster,
+    Fabric,
+    Host,
+    Nics,
+    ScaleUpDomain,
+    SpecSource,
+    SwitchTier,
+)
 
-NAMES = sorted(clusters())
+NAMES = sorted(list_clusters())
 
 
 def test_ranks_count_gpus_node_by_node(fat_tree: Cluster) -> None:
@@ -73,7 +81,7 @@ def test_pcie_limits_what_a_fast_card_gives(fat_tree: Cluster) -> None:
 
 
 def test_gpus_outside_a_domain_meet_in_the_host(fat_tree: Cluster) -> None:
-    pairs = ScaleUp(kind="nvlink", gpus=2, gpu_bytes_per_s=300e9, latency_s=1e-6)
+    pairs = ScaleUpDomain(kind="nvlink", gpus=2, gpu_bytes_per_s=300e9, latency_s=1e-6)
     host = Host(gpu_bytes_per_s=31e9, latency_s=1e-6, sockets=2, socket_bytes_per_s=16e9)
     box = msgspec.structs.replace(fat_tree, scale_up=pairs, host=host)
     assert box.tier_between(0, 2) == "host"
@@ -84,12 +92,12 @@ def test_gpus_outside_a_domain_meet_in_the_host(fat_tree: Cluster) -> None:
 
 
 def test_a_mesh_gives_a_pair_only_its_own_link() -> None:
-    mesh = clusters()["azure-nd-mi300x-v5"]
+    mesh = list_clusters()["azure-nd-mi300x-v5"]
     assert mesh.scale_up.gpu_bytes_per_s == 7 * mesh.bandwidth_between(0, 1)
 
 
 def test_a_domain_may_span_nodes() -> None:
-    rack = clusters()["gb200-nvl72"]
+    rack = list_clusters()["gb200-nvl72"]
     assert rack.gpus_per_node == 4
     assert rack.tier_between(0, 71) == "scale-up"
     assert rack.tier_between(0, 72) == "leaf"
@@ -131,7 +139,7 @@ def test_every_fault_of_a_cluster_is_listed(fat_tree: Cluster) -> None:
             max_nodes=64,
             gpus_per_node=6,
             nics=None,
-            sources=(Source(fields=("nicks",), text="x"),),
+            sources=(SpecSource(fields=("nicks",), text="x"),),
         )
     places = [problem.where for problem in caught.value.problems]
     assert places == ["nics", "nics", "scale_up.gpus", "nodes", "sources"]
@@ -142,19 +150,19 @@ def test_nodes_without_cards_must_share_a_domain(fat_tree: Cluster) -> None:
     rack = msgspec.structs.replace(fat_tree.scale_up, gpus=64)
     joined = msgspec.structs.replace(fat_tree, nodes=8, scale_up=rack, nics=None, fabric=none)
     assert joined.tier_between(0, 63) == "scale-up"
-    with pytest.raises(InputError, match="no network card"):
+    with pytest.raises(InputError, match="no NIC"):
         msgspec.structs.replace(joined, nodes=9)
 
 
 def test_the_top_layer_must_reach_all_nodes(fat_tree: Cluster) -> None:
-    small = Fabric(kind="roce", tiers=(Tier(name="leaf", nodes=32),))
+    small = Fabric(kind="roce", tiers=(SwitchTier(name="leaf", nodes=32),))
     with pytest.raises(InputError, match="the top layer joins 32 nodes"):
         msgspec.structs.replace(fat_tree, fabric=small)
 
 
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_bandwidth_and_latency_are_the_same_both_ways(data: st.DataObject, name: str) -> None:
-    cluster = clusters()[name]
+    cluster = list_clusters()[name]
     ranks = st.integers(0, cluster.gpus - 1)
     a, b = data.draw(ranks), data.draw(ranks)
     assert cluster.bandwidth_between(a, b) == cluster.bandwidth_between(b, a)
@@ -164,7 +172,7 @@ def test_bandwidth_and_latency_are_the_same_both_ways(data: st.DataObject, name:
 
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_no_pair_gets_more_than_the_links_of_one_gpu(data: st.DataObject, name: str) -> None:
-    cluster = clusters()[name]
+    cluster = list_clusters()[name]
     ranks = st.integers(0, cluster.gpus - 1)
     a, b = data.draw(ranks), data.draw(ranks)
     tier, rate = cluster.tier_between(a, b), cluster.bandwidth_between(a, b)
@@ -179,7 +187,7 @@ def test_no_pair_gets_more_than_the_links_of_one_gpu(data: st.DataObject, name: 
 
 @given(data=st.data(), name=st.sampled_from(NAMES))
 def test_a_third_rank_is_never_farther_than_both_legs(data: st.DataObject, name: str) -> None:
-    cluster = clusters()[name]
+    cluster = list_clusters()[name]
     ranks = st.integers(0, cluster.gpus - 1)
     a, b, c = data.draw(ranks), data.draw(ranks), data.draw(ranks)
     legs = cluster.latency_between(a, b) + cluster.latency_between(b, c)

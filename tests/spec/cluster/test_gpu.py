@@ -2,8 +2,8 @@ import msgspec
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.spec.cluster import Gpu, Source
-from meshwright.spec.cluster.gpu import FIGURES
+from meshwright.spec.cluster import Gpu, SpecSource
+from meshwright.spec.cluster.gpu import NUMERIC_FIELDS
 
 
 def test_peak_flops_follows_the_layouts_precision(hopper: Gpu) -> None:
@@ -52,7 +52,7 @@ def test_a_device_without_any_peak_is_refused(hopper: Gpu) -> None:
 
 
 def test_a_source_must_cover_figures_that_exist(hopper: Gpu) -> None:
-    source = Source(fields=("bf16_flop",), text="somewhere")
+    source = SpecSource(fields=("bf16_flop",), text="somewhere")
     with pytest.raises(InputError, match="did you mean bf16_flops"):
         msgspec.structs.replace(hopper, sources=(source,))
 
@@ -63,4 +63,4 @@ def test_figures_lists_every_number_of_a_gpu(hopper: Gpu) -> None:
         for field in msgspec.structs.fields(Gpu)
         if field.type in (int, float, float | None, int | None)
     }
-    assert numbers == set(FIGURES)
+    assert numbers == set(NUMERIC_FIELDS)

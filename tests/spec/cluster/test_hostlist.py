@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.spec.cluster.hostlist import collapse, expand
+from meshwright.spec.cluster.hostlist import collapse_hostlist, expand_hostlist
 
 WORDS = st.from_regex(re.compile(r"[a-z][a-z-]{0,4}"), fullmatch=True)
 NAMES = st.builds(
@@ -31,7 +31,7 @@ NAMES = st.builds(
     ],
 )
 def test_a_list_expands_in_order(text: str, names: list[str]) -> None:
-    assert list(expand(text)) == names
+    assert list(expand_hostlist(text)) == names
 
 
 @pytest.mark.parametrize(
@@ -39,31 +39,33 @@ def test_a_list_expands_in_order(text: str, names: list[str]) -> None:
 )
 def test_a_broken_list_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(InputError) as caught:
-        expand(text, "topology.conf: line 3")
+        expand_hostlist(text, "topology.conf: line 3")
     assert caught.value.problems[0].where == "topology.conf: line 3"
 
 
 def test_a_list_that_multiplies_without_end_is_refused() -> None:
     with pytest.raises(InputError, match="names over 1,000,000 hosts"):
-        expand("n" + "[1-1000]" * 5)
+        expand_hostlist("n" + "[1-1000]" * 5)
 
 
 def test_runs_become_ranges_and_widths_stay_apart() -> None:
-    assert collapse(["n1", "n2", "n3", "n05", "n06", "m1"]) == "n[1-3,05-06],m1"
+    assert collapse_hostlist(["n1", "n2", "n3", "n05", "n06", "m1"]) == "n[1-3,05-06],m1"
 
 
 @given(st.lists(NAMES, max_size=40))
 def test_collapse_then_expand_gives_the_names_back(names: list[str]) -> None:
-    text = collapse(names)
-    assert list(expand(text)) == names if names else text == ""
+    text = collapse_hostlist(names)
+    assert list(expand_hostlist(text)) == names if names else text == ""
 
 
 @given(st.text(alphabet="n0123[],-x ", max_size=30))
 def test_any_text_expands_or_is_refused(text: str) -> None:
     try:
-        names = expand(text)
+        names = expand_hostlist(text)
     except InputError as refusal:
         assert all(p.where and p.what and p.fix for p in refusal.problems)  # noqa: PT017
         return
     assert names
-    assert expand(collapse(names)) == names or any(set("[], ") & set(name) for name in names)
+    assert expand_hostlist(collapse_hostlist(names)) == names or any(
+        set("[], ") & set(name) for name in names
+    )

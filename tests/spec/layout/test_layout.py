@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.spec.files import dump, parse
+from meshwright.spec.file_formats import dump, parse
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.kinds import ALLOWED, OFFLOADS, ORDERS, RECOMPUTE_OPS
-from meshwright.spec.layout.rules import explain
-from meshwright.spec.read import plain, read
+from meshwright.spec.layout.choices import AXIS_ORDERS, CHOICES, OFFLOADS, RECOMPUTE_OPS
+from meshwright.spec.layout.field_rules import list_layout_problems
+from meshwright.spec.serialization import decode, encode
 
 DEGREES = st.integers(-1, 8)
 SOME_LAYOUT: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
@@ -20,7 +20,7 @@ SOME_LAYOUT: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     optional={
         **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "microbatch"), DEGREES),
         **dict.fromkeys(("shard", "expert_tp"), st.one_of(st.none(), DEGREES)),
-        **{name: st.sampled_from(sorted(words)) for name, words in ALLOWED.items()},
+        **{name: st.sampled_from(sorted(words)) for name, words in CHOICES.items()},
         "virtual_stages": st.integers(0, 3),
         "zero": st.integers(-1, 4),
         "sequence_parallel": st.booleans(),
@@ -32,7 +32,7 @@ SOME_LAYOUT: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "recompute_layers": st.one_of(st.none(), st.integers(-1, 4)),
         "offload_layers": st.one_of(st.none(), st.integers(-1, 4)),
         "offload": st.lists(st.sampled_from([*sorted(OFFLOADS), "disk"]), max_size=2).map(tuple),
-        "order": st.sampled_from([*sorted(ORDERS)[:3], "tp-pp"]),
+        "order": st.sampled_from([*sorted(AXIS_ORDERS)[:3], "tp-pp"]),
     },
 )
 
@@ -57,7 +57,7 @@ def test_expert_replicas_share_the_gpus_of_a_stage() -> None:
 
 
 def test_expert_tensor_parallel_defaults_to_tp() -> None:
-    assert Layout(tp=4, dp=8, ep=2).experts_tp == 4
+    assert Layout(tp=4, dp=8, ep=2).effective_expert_tp == 4
 
 
 @given(SOME_LAYOUT)
@@ -68,7 +68,7 @@ def test_the_fast_test_and_the_explanation_agree(values: dict[str, Any]) -> None
         layout = Layout(**values)
     except InputError as error:
         refused = error
-    assert explain(layout) == []
+    assert list_layout_problems(layout) == []
     assert refused is None or all(p.where and p.fix for p in refused.problems)
     assert refused is None or refused.problems, "a refusal must say why"
 
@@ -80,14 +80,14 @@ def test_files_give_back_the_same_layout(values: dict[str, Any]) -> None:
     except InputError:
         return
     for ending in (".toml", ".json", ".yaml"):
-        assert read(Layout, parse(dump(layout, ending), ending, "here")) == layout
+        assert decode(Layout, parse(dump(layout, ending), ending, "here")) == layout
 
 
 @given(st.dictionaries(st.text(max_size=8), st.none() | st.integers() | st.text(max_size=5)))
 def test_any_table_is_read_or_refused_with_reasons(data: dict[str, Any]) -> None:
     refused: InputError | None = None
     try:
-        read(Layout, data)
+        decode(Layout, data)
     except InputError as error:
         refused = error
     assert refused is None or refused.problems
@@ -140,7 +140,7 @@ def test_a_mistyped_choice_suggests_the_nearest() -> None:
 
 def test_a_fix_that_is_offered_works() -> None:
     assert "use 96" in problems_of(dp=8, microbatch=3, global_batch=100)["global_batch"]
-    assert Layout(dp=8, microbatch=3, global_batch=96).microbatches(96) == 4
+    assert Layout(dp=8, microbatch=3, global_batch=96).count_microbatches(96) == 4
 
 
 def test_replacing_a_field_checks_again() -> None:
@@ -149,4 +149,4 @@ def test_replacing_a_field_checks_again() -> None:
 
 
 def test_plain_data_leaves_defaults_out() -> None:
-    assert plain(Layout(tp=2)) == {"tp": 2}
+    assert encode(Layout(tp=2)) == {"tp": 2}

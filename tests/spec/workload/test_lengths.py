@@ -6,20 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.spec.workload import Empirical, Fixed, Lengths, LogNormal, Uniform, histogram
+from meshwright.spec.workload import (
+    EmpiricalLength,
+    FixedLength,
+    Lengths,
+    LogNormalLength,
+    UniformLength,
+    fit_empirical_length,
+)
 
-fixed = st.builds(Fixed, tokens=st.integers(1, 10**6))
+fixed = st.builds(FixedLength, tokens=st.integers(1, 10**6))
 uniform = st.tuples(st.integers(1, 3000), st.integers(1, 3000)).map(
-    lambda pair: Uniform(low=min(pair), high=max(pair))
+    lambda pair: UniformLength(low=min(pair), high=max(pair))
 )
 log_normal = st.builds(
-    LogNormal,
+    LogNormalLength,
     median=st.floats(20, 5000),
     sigma=st.floats(0, 1.5),
     longest=st.integers(100, 20_000),
 )
 empirical = st.dictionaries(st.integers(0, 10**5), st.floats(0.01, 100), min_size=1).map(
-    lambda weights: Empirical(
+    lambda weights: EmpiricalLength(
         values=tuple(sorted(weights)), weights=tuple(weights[key] for key in sorted(weights))
     )
 )
@@ -62,33 +69,33 @@ def test_drawing_in_parts_draws_the_same_samples(lengths: Lengths) -> None:
 
 @given(any_lengths, st.integers(0, 3), st.integers(1, 20_000))
 def test_partial_moments_rise_to_the_whole(lengths: Lengths, order: int, limit: int) -> None:
-    part, whole = lengths.moment(order, limit), lengths.moment(order)
+    part, whole = lengths.raw_moment(order, limit), lengths.raw_moment(order)
     assert 0 <= part <= whole * (1 + 1e-9)
-    assert lengths.moment(order, 10**9) == pytest.approx(whole, rel=1e-9)
+    assert lengths.raw_moment(order, 10**9) == pytest.approx(whole, rel=1e-9)
 
 
 @given(uniform, st.integers(0, 3), st.integers(1, 4000))
 def test_uniform_moments_equal_the_sum_over_all_lengths(
-    lengths: Uniform, order: int, limit: int
+    lengths: UniformLength, order: int, limit: int
 ) -> None:
     every = range(lengths.low, lengths.high + 1)
     direct = sum(value**order for value in every if value <= limit) / len(every)
-    assert lengths.moment(order, limit) == pytest.approx(direct, rel=1e-12)
+    assert lengths.raw_moment(order, limit) == pytest.approx(direct, rel=1e-12)
 
 
 @given(log_normal, st.integers(1, 20_000))
 def test_log_normal_moments_equal_an_integral_over_its_quantiles(
-    lengths: LogNormal, limit: int
+    lengths: LogNormalLength, limit: int
 ) -> None:
     count = 2000
     points = [lengths.quantile((at + 0.5) / count) for at in range(count)]
     direct = sum(min(point, limit) for point in points) / count
-    assert lengths.mean_at_most(limit) == pytest.approx(direct, rel=0.01, abs=0.6)
+    assert lengths.clipped_mean(limit) == pytest.approx(direct, rel=0.01, abs=0.6)
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=200))
 def test_a_histogram_keeps_mean_and_quantiles_of_its_values(values: list[int]) -> None:
-    lengths = histogram(values)
+    lengths = fit_empirical_length(values)
     assert lengths.mean() == pytest.approx(sum(values) / len(values), rel=1e-12)
     assert lengths.quantile(0) == min(values)
     assert lengths.quantile(1) == max(values)
@@ -96,17 +103,17 @@ def test_a_histogram_keeps_mean_and_quantiles_of_its_values(values: list[int]) -
 
 
 def test_lengths_of_no_weight_are_never_drawn() -> None:
-    lengths = Empirical(values=(1, 2, 3), weights=(0.0, 1.0, 0.0))
+    lengths = EmpiricalLength(values=(1, 2, 3), weights=(0.0, 1.0, 0.0))
     assert lengths.quantile(0) == lengths.quantile(1) == 2
     assert set(lengths.sample(Random(0), 1000)) == {2}
 
 
 def test_the_median_of_a_log_normal_is_its_median() -> None:
-    assert LogNormal(median=700, sigma=1.1).quantile(0.5) == 700
+    assert LogNormalLength(median=700, sigma=1.1).quantile(0.5) == 700
 
 
 def test_a_log_normal_without_spread_is_fixed() -> None:
-    lengths = LogNormal(median=700, sigma=0)
+    lengths = LogNormalLength(median=700, sigma=0)
     assert lengths.mean() == 700
     assert lengths.quantile(0) == lengths.quantile(1) == 700
 
@@ -114,18 +121,18 @@ def test_a_log_normal_without_spread_is_fixed() -> None:
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (lambda: Fixed(tokens=0), "tokens"),
-        (lambda: Fixed(tokens=10**400), "tokens"),
-        (lambda: Uniform(low=5, high=4), "low"),
-        (lambda: LogNormal(median=0.5, sigma=1), "median"),
-        (lambda: LogNormal(median=100, sigma=math.nan), "sigma"),
-        (lambda: LogNormal(median=100, sigma=-1), "sigma"),
-        (lambda: Empirical(values=(), weights=()), "weights"),
-        (lambda: Empirical(values=(1, 2), weights=(1.0,)), "weights"),
-        (lambda: Empirical(values=(2, 1), weights=(1.0, 1.0)), "values"),
-        (lambda: Empirical(values=(1,), weights=(0.0,)), "weights"),
-        (lambda: Empirical(values=(1,), weights=(math.inf,)), "weights[0]"),
-        (lambda: Fixed(tokens=4).quantile(1.5), "share"),
+        (lambda: FixedLength(tokens=0), "tokens"),
+        (lambda: FixedLength(tokens=10**400), "tokens"),
+        (lambda: UniformLength(low=5, high=4), "low"),
+        (lambda: LogNormalLength(median=0.5, sigma=1), "median"),
+        (lambda: LogNormalLength(median=100, sigma=math.nan), "sigma"),
+        (lambda: LogNormalLength(median=100, sigma=-1), "sigma"),
+        (lambda: EmpiricalLength(values=(), weights=()), "weights"),
+        (lambda: EmpiricalLength(values=(1, 2), weights=(1.0,)), "weights"),
+        (lambda: EmpiricalLength(values=(2, 1), weights=(1.0, 1.0)), "values"),
+        (lambda: EmpiricalLength(values=(1,), weights=(0.0,)), "weights"),
+        (lambda: EmpiricalLength(values=(1,), weights=(math.inf,)), "weights[0]"),
+        (lambda: FixedLength(tokens=4).quantile(1.5), "share"),
     ],
 )
 def test_impossible_lengths_are_refused_by_field(build: object, field: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.spec.workload import Clients, read_clients
+from meshwright.spec.workload import ClientMix, read_clients
 
 ROWS = "0,2.0,1.0,Gamma,1.0,0.5\n600,0,0,,0,0\n1200,1.0,2.0,Weibull,0.6,0.5\n"
 SPANS = {
@@ -90,7 +90,7 @@ def test_a_multimodal_prompt_adds_the_tokens_of_every_item(tmp_path: Path) -> No
     }
     write(tmp_path, spans=spans)
     clients = read_clients(tmp_path)
-    assert len(clients.clients[0].habits[0].parts) == 1
+    assert len(clients.clients[0].lengths_over_time[0].prompt_items) == 1
     assert {request.prompt_tokens for request in clients.generate(1)} == {100, 130}
 
 
@@ -128,8 +128,8 @@ def test_a_damaged_trace_is_named_and_the_other_clients_kept(
     with pytest.raises(DamagedFile, match=says) as caught:
         read_clients(tmp_path)
     assert "chunk-2-trace.csv" in str(caught.value)
-    assert isinstance(caught.value.kept, Clients)
-    assert [client.name for client in caught.value.kept.clients] == ["chunk-1"]
+    assert isinstance(caught.value.readable, ClientMix)
+    assert [client.name for client in caught.value.readable.clients] == ["chunk-1"]
 
 
 @pytest.mark.parametrize(

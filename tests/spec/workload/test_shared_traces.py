@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.spec.workload import RequestTrace, read_clients, read_requests, summarise
+from meshwright.spec.workload import RequestTrace, read_clients, read_requests, summarize_trace
 
 SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "request_traces"
 
@@ -30,7 +30,7 @@ pytestmark = [
 def test_figures_equal_the_description_of_the_trace(
     name: str, rows: int, seconds: int | None, prompt: int | None, output: int | None
 ) -> None:
-    summary = summarise(read_requests(SHARED / name))
+    summary = summarize_trace(read_requests(SHARED / name))
     assert summary.requests == rows
     assert summary.duration_s is not None
     if seconds is not None:
@@ -40,7 +40,7 @@ def test_figures_equal_the_description_of_the_trace(
 
 def test_a_trace_of_lengths_only_has_no_rate() -> None:
     path = SHARED / "vidur" / "arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv"
-    summary = summarise(read_requests(path))
+    summary = summarize_trace(read_requests(path))
     assert summary.requests == 28257
     assert summary.rate_per_s is None
 
@@ -74,7 +74,7 @@ def test_prefix_reuse_is_near_the_described_share_of_blocks(name: str, share: fl
         seen.update(request.prefix_blocks)
     assert hits / blocks == pytest.approx(share, abs=0.001)
     # Tokens instead of blocks: a last block that is partly filled weighs less.
-    assert summarise(trace).prefix_reuse_share == pytest.approx(share, abs=0.015)
+    assert summarize_trace(trace).prefix_reuse_share == pytest.approx(share, abs=0.015)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_clients_are_drawn_at_the_rate_they_were_measured_at(folder: str, client
     start_s = 48_000.0  # a window starts here, in the busy part of the day
     drawn = RequestTrace(requests=tuple(mix.generate(1, start_s, 600.0)))
     assert len(drawn.requests) / 600 == pytest.approx(mix.rate_per_s(start_s), rel=0.01)
-    prompt = summarise(drawn).prompt.mean
+    prompt = summarize_trace(drawn).prompt.mean
     means = [
         (client, habit)
         for client in mix.clients
-        for habit in client.habits
+        for habit in client.lengths_over_time
         if habit.start_s == 43_200
     ]
     weights = {
@@ -100,7 +100,7 @@ def test_clients_are_drawn_at_the_rate_they_were_measured_at(folder: str, client
     }
     expected = sum(
         weights[client.name]
-        * (habit.prompt.mean() + sum(p.count.mean() * p.tokens.mean() for p in habit.parts))
+        * (habit.prompt.mean() + sum(p.count.mean() * p.tokens.mean() for p in habit.prompt_items))
         for client, habit in means
     ) / sum(weights.values())
     assert prompt == pytest.approx(expected, rel=0.05)

@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 import meshwright.spec.workload as package
 from meshwright.errors import InputError, Problem
-from meshwright.spec.files import dump
-from meshwright.spec.read import plain
+from meshwright.spec.file_formats import dump
+from meshwright.spec.serialization import encode
 from meshwright.spec.workload import (
-    Adapter,
-    Concurrency,
-    Constant,
-    Empirical,
-    Fixed,
-    Gamma,
-    LogNormal,
-    Poisson,
-    Prefixes,
-    Requests,
-    Target,
-    Times,
-    Training,
-    Uniform,
+    ConstantArrivals,
+    EmpiricalLength,
+    FixedConcurrency,
+    FixedLength,
+    GammaArrivals,
+    LogNormalLength,
+    LoRASpec,
+    LoRATarget,
+    PoissonArrivals,
+    PrefixSharing,
+    RecordedArrivals,
+    ServingWorkload,
+    TrainingWorkload,
+    UniformLength,
     Workload,
     load_workload,
     read_workload,
@@ -31,21 +31,23 @@ from meshwright.spec.workload import (
 
 tokens = st.integers(1, 10**9)
 lengths = st.one_of(
-    st.builds(Fixed, tokens=tokens),
-    st.builds(Uniform, low=st.integers(1, 1000), high=st.integers(1000, 10**9)),
-    st.builds(LogNormal, median=st.floats(1, 1e9), sigma=st.floats(0, 5), longest=tokens),
-    st.builds(Empirical, values=st.just((1, 5, 9)), weights=st.just((0.1, 2.0, 1e-9))),
+    st.builds(FixedLength, tokens=tokens),
+    st.builds(UniformLength, low=st.integers(1, 1000), high=st.integers(1000, 10**9)),
+    st.builds(LogNormalLength, median=st.floats(1, 1e9), sigma=st.floats(0, 5), longest=tokens),
+    st.builds(EmpiricalLength, values=st.just((1, 5, 9)), weights=st.just((0.1, 2.0, 1e-9))),
 )
 rates = st.floats(1e-9, 1e9)
 arrivals = st.one_of(
-    st.builds(Constant, rate_per_s=rates),
-    st.builds(Poisson, rate_per_s=rates),
-    st.builds(Gamma, rate_per_s=rates, cv=st.floats(0.01, 100)),
-    st.builds(Concurrency, in_flight=st.integers(1, 10**6)),
-    st.lists(st.floats(0, 1e6), min_size=1).map(lambda at: Times(at_s=tuple(sorted(at)))),
+    st.builds(ConstantArrivals, rate_per_s=rates),
+    st.builds(PoissonArrivals, rate_per_s=rates),
+    st.builds(GammaArrivals, rate_per_s=rates, cv=st.floats(0.01, 100)),
+    st.builds(FixedConcurrency, in_flight=st.integers(1, 10**6)),
+    st.lists(st.floats(0, 1e6), min_size=1).map(
+        lambda at: RecordedArrivals(at_s=tuple(sorted(at)))
+    ),
 )
 prefixes = st.builds(
-    Prefixes,
+    PrefixSharing,
     groups=st.integers(1, 10**7),
     tokens=lengths,
     share=st.floats(0, 1),
@@ -53,13 +55,13 @@ prefixes = st.builds(
     block_tokens=tokens,
 )
 adapters = st.builds(
-    Adapter,
+    LoRASpec,
     rank=tokens,
-    targets=st.lists(st.sampled_from(get_args(Target)), min_size=1, unique=True).map(tuple),
+    targets=st.lists(st.sampled_from(get_args(LoRATarget)), min_size=1, unique=True).map(tuple),
 )
 workloads = st.one_of(
     st.builds(
-        Training,
+        TrainingWorkload,
         tokens=st.integers(1, 10**18),
         sequence_length=tokens,
         global_batch=tokens,
@@ -69,14 +71,18 @@ workloads = st.one_of(
         expert_imbalance=st.floats(1, 100),
     ),
     st.builds(
-        Requests, arrival=arrivals, prompt=lengths, output=lengths, prefix=st.none() | prefixes
+        ServingWorkload,
+        arrival=arrivals,
+        prompt=lengths,
+        output=lengths,
+        prefix=st.none() | prefixes,
     ),
 )
 
 
 @given(workloads)
 def test_a_workload_survives_plain_data(workload: Workload) -> None:
-    assert read_workload(plain(workload)) == workload
+    assert read_workload(encode(workload)) == workload
 
 
 @pytest.mark.parametrize("ending", [".toml", ".json", ".yaml"])
@@ -97,7 +103,7 @@ def test_counts_may_be_written_with_units() -> None:
     workload = read_workload(
         {"kind": "training", "tokens": "15T", "sequence_length": "8Ki", "global_batch": "2k"}
     )
-    assert workload == Training(tokens=15 * 10**12, sequence_length=8192, global_batch=2000)
+    assert workload == TrainingWorkload(tokens=15 * 10**12, sequence_length=8192, global_batch=2000)
 
 
 def test_the_kind_says_what_a_workload_is() -> None:

@@ -11,12 +11,12 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any
 
-from meshwright.timeline.readers.communication import (
-    collective_of,
-    dtype_in,
-    dtype_of,
-    rule_of,
-    size_bytes,
+from meshwright.timeline.readers.parsing.communication_names import (
+    dtype_bytes,
+    match_communication_rule,
+    normalize_collective,
+    normalize_dtype,
+    parse_kernel_dtype,
 )
 
 KERNELS = {"kernel", "Kernel", "mtia_ccp_events", "hpu_op", "collective_comm"}
@@ -93,7 +93,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _row(event: dict[str, Any], base: int, processes: set[Any]) -> dict[str, Any]:
     category, name, args = event.get("cat", ""), event["name"], event.get("args") or {}
-    communicates = category in KERNELS and rule_of(name) is not None
+    communicates = category in KERNELS and match_communication_rule(name) is not None
     if category in DEVICE:
         stream = str(args.get("stream", event["tid"])).removeprefix("stream ")
         end = " marks" if category in MARKS else " sync" if category in SYNCS else ""
@@ -123,10 +123,10 @@ def _row(event: dict[str, Any], base: int, processes: set[Any]) -> dict[str, Any
         "collective": None, "group": None, "dtype": None,
     }  # fmt: skip
     if "Collective name" in args and (category in DEVICE or name == "record_param_comms"):
-        element = dtype_of(args.get("dtype") or "")
+        element = normalize_dtype(args.get("dtype") or "")
         elements = max(args.get("In msg nelems", -1), args.get("Out msg nelems", -1))
-        size = size_bytes(element)
-        row["collective"] = collective_of(args["Collective name"])
+        size = dtype_bytes(element)
+        row["collective"] = normalize_collective(args["Collective name"])
         row["group"] = args.get("Process Group Name")
         row["dtype"] = element or None
         if size is not None and elements >= 0:
@@ -160,8 +160,8 @@ def _link(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
                 inner = max(around, key=lambda call: call["start_ns"])
                 for name in ("bytes", "collective", "group", "dtype"):
                     row[name] = inner[name]
-        row["collective"] = row["collective"] or collective_of(row["name"])
-        row["dtype"] = row["dtype"] or dtype_in(row["name"])
+        row["collective"] = row["collective"] or normalize_collective(row["name"])
+        row["dtype"] = row["dtype"] or parse_kernel_dtype(row["name"])
 
 
 def _flows(rows: list[dict[str, Any]]) -> None:

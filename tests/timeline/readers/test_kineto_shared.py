@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.timeline import Timeline
-from meshwright.timeline.readers.kineto import Detail, read_kineto
-from meshwright.timeline.readers.traces import find_traces
+from meshwright.timeline.readers.kineto.kineto_reader import TraceDetail, read_kineto
+from meshwright.timeline.readers.trace_folder import find_traces
 from tests.timeline.readers.kineto_oracle import count_slowly, read_slowly
 
 pytestmark = pytest.mark.real
@@ -50,7 +50,7 @@ def test_says_what_the_obvious_reader_says_of_large_traces(path: Path) -> None:
 
 def test_passes_every_check_that_columns_from_outside_pass(shared: Path) -> None:
     path = shared / "traces/modded-nanogpt/8rank-h100-2025-12-11/rank-1.json.gz"
-    timeline = read_kineto(path, detail=Detail.FULL)
+    timeline = read_kineto(path, detail=TraceDetail.FULL)
     spans = {name: timeline.spans.column(name) for name in timeline.spans.column_names}
     again = Timeline.from_columns(spans, source="measured", metadata=timeline.metadata)
     assert again.equals(timeline)

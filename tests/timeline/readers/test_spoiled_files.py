@@ -10,15 +10,15 @@ import pytest
 
 from meshwright.errors import DamagedFile, InputError
 from meshwright.observe import notebook
-from meshwright.observe.analyze.hang import diagnose
-from meshwright.timeline.readers.execution_trace import read_execution_trace
-from meshwright.timeline.readers.flight_recorder import read_flight_recorder
-from meshwright.timeline.readers.kineto import read_kineto
-from meshwright.timeline.readers.traces import read_trace
+from meshwright.observe.analyze.hang import diagnose_hang
+from meshwright.timeline.readers.execution_trace.execution_trace_reader import read_execution_trace
+from meshwright.timeline.readers.flight_recorder.flight_recorder_reader import read_flight_recorder
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
+from meshwright.timeline.readers.trace_folder import read_trace
 from tests.counted import instructions
+from tests.timeline.readers.nccl_inspector.test_inspector_reader import record
 from tests.timeline.readers.small_chakra import COMPUTE, block, number, trace, varint
 from tests.timeline.readers.small_dumps import dump, entry
-from tests.timeline.readers.test_nccl_inspector import record
 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 2,
           "args": {"device": 0, "stream": 7, "correlation": 6}}  # fmt: skip
@@ -144,8 +144,8 @@ def test_many_waits_for_many_ranks_are_judged_in_proportion(tmp_path: Path, kind
                 for n in range(1, ranks // 2)
             ]
         path = _dump(tmp_path, dump(entries, pg_config=config))
-        diagnose(read_flight_recorder([path]))
-        return instructions(lambda: diagnose(read_flight_recorder([path])))
+        diagnose_hang(read_flight_recorder([path]))
+        return instructions(lambda: diagnose_hang(read_flight_recorder([path])))
 
     assert judged(2_000) < 2.5 * judged(
         1_000

@@ -15,7 +15,8 @@ import msgspec
 
 from meshwright import __version__
 from meshwright.errors import InputError, Problem
-from meshwright.observe.bench.case import Machine, Row
+from meshwright.observe.bench.bench_case import BenchRow
+from meshwright.observe.hardware.machine import Machine
 
 PREFIX = ":::MLLOG "
 NAMESPACE = "meshwright"
@@ -31,7 +32,7 @@ class MlperfLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("", encoding="utf-8")
         except OSError as fault:
-            what = f"{path} cannot be written: {fault.strerror or fault}"
+            what = f"cannot write {path}: {fault.strerror or fault}"
             raise InputError([Problem("--mlperf-log", what, "name another file")]) from None
 
     def start(self, machine: Machine) -> None:
@@ -42,13 +43,13 @@ class MlperfLog:
         self._line("POINT_IN_TIME", "meshwright_version", __version__, software)
         self._line("INTERVAL_START", "run_start", None)
 
-    def row(self, row: Row) -> None:
+    def row(self, row: BenchRow) -> None:
         """Write what came of a case."""
         whole: dict[str, Any] = msgspec.to_builtins(row)
         case = whole.pop("case")
         key = f"{case['family']}_{case['name']}"
         rest = {name: value for name, value in whole.items() if value is not None}
-        self._line("POINT_IN_TIME", key, rest.pop("seconds"), {**rest, "sizes": case["sizes"]})
+        self._line("POINT_IN_TIME", key, rest.pop("median_s"), {**rest, "sizes": case["sizes"]})
 
     def stop(self, status: Literal["success", "aborted"]) -> None:
         """Write how it ended."""

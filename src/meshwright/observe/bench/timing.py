@@ -1,12 +1,4 @@
-"""How long a call takes: warmed up, with cold caches, many times, the median.
-
-On a GPU calls are queued behind other work, so that the launching program is never part of the
-time, and events of the device mark it. That other work is copies for a device at ease, or large
-products for a loaded one: a chip at its power limit runs products and attention 20 % slower than a
-rested one, and a training step is made at that limit. On a processor the clock of the host counts.
-
-A call gets one of several sets of inputs in turn, together larger than the last cache.
-"""
+"""Samples of things that a program does from end to end: passes, each perhaps made ready before."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,19 +9,23 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+
 Call = Callable[[], object]
 
 QUEUED_S = 0.015
 """How long other work keeps the GPU busy while a group of calls is queued behind it."""
-HEAT_S = 0.3
+
+WARMUP_S = 0.3
 """How long products run before a loaded sample: the limit is one of mean power, over a tenth of a
 second and more."""
-GROUPS, LEAST_CALLS, MOST_CALLS = 7, 1, 50
-LAST_CACHE = 256 << 20
+
+GROUPS, MIN_CALLS, MAX_CALLS = 7, 1, 50
+
+LAST_LEVEL_CACHE_BYTES = 256 << 20
 """No device of the catalog has a last cache as large."""
 
 
-class Work(NamedTuple):
+class TimedWork(NamedTuple):
     """What a case asks for, ready to run."""
 
     calls: tuple[Call, ...]
@@ -40,26 +36,26 @@ class Work(NamedTuple):
     """Takes one sample by itself and returns its seconds, where neither timer's way would do."""
 
 
-class Timed(NamedTuple):
+class TimingSamples(NamedTuple):
     """Samples of one call, in seconds."""
 
-    samples: tuple[float, ...]
+    samples_s: tuple[float, ...]
     host_s: float | None = None
 
     @property
-    def seconds(self) -> float:
+    def median_s(self) -> float:
         """The median."""
-        return median(self.samples)
+        return median(self.samples_s)
 
     def quantile(self, share: float) -> float:
         """Return the sample below which a share of all lies."""
-        ordered = sorted(self.samples)
+        ordered = sorted(self.samples_s)
         return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
 
 
-def sets_of_inputs(size_bytes: float) -> int:
+def count_input_sets(size_bytes: float) -> int:
     """Return how many sets of inputs of a size are larger than the last cache, at most 8."""
-    return max(1, min(8, -(-LAST_CACHE // max(1, round(size_bytes)))))
+    return max(1, min(8, -(-LAST_LEVEL_CACHE_BYTES // max(1, round(size_bytes)))))
 
 
 class HostTimer:
@@ -68,7 +64,7 @@ class HostTimer:
     def __init__(self, budget_s: float = 0.3) -> None:
         self.budget_s = budget_s
 
-    def time(self, work: Work) -> Timed:
+    def time(self, work: TimedWork) -> TimingSamples:
         """Call until the budget is spent, at least three times."""
         samples = list[float]()
         take = work.sample or _in_turn(work.calls)
@@ -76,7 +72,7 @@ class HostTimer:
         end = time.perf_counter() + self.budget_s
         while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 1000):
             samples.append(take())
-        return Timed(tuple(samples))
+        return TimingSamples(tuple(samples))
 
 
 def _in_turn(calls: Sequence[Call]) -> Callable[[], float]:
@@ -96,12 +92,12 @@ class GpuTimer:
     """Times calls on the device alone, at ease or under load."""
 
     def __init__(
-        self, device: "torch.device", *, loaded: bool = False, heat_s: float = HEAT_S
+        self, device: "torch.device", *, under_load: bool = False, warmup_s: float = WARMUP_S
     ) -> None:
         import torch
 
-        self.device, self.loaded, self.heat_s = device, loaded, heat_s
-        if loaded:
+        self.device, self.under_load, self.warmup_s = device, under_load, warmup_s
+        if under_load:
             first, second = (
                 torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2)
             )
@@ -115,19 +111,19 @@ class GpuTimer:
         once_s = self._elapsed_s([self._before] * 5)
         self._times = max(2, round(QUEUED_S / once_s))
 
-    def warm(self, seconds: float) -> None:
+    def warm_up(self, seconds: float) -> None:
         """Keep the device busy for a while."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             self._elapsed_s([self._before] * self._times)
 
-    def time(self, work: Work) -> Timed:
+    def time(self, work: TimedWork) -> TimingSamples:
         """Take samples of several calls each, queued behind other work."""
         import torch
 
         if work.sample is not None:
             work.sample()
-            return Timed(tuple(work.sample() for _ in range(GROUPS)))
+            return TimingSamples(tuple(work.sample() for _ in range(GROUPS)))
         calls = work.calls
         for call in calls:
             call()
@@ -138,18 +134,18 @@ class GpuTimer:
         host_s = (time.perf_counter() - begun) / len(calls)
         once_s = self._elapsed_s(list(calls)) / len(calls)
         # As many as are launched while the other work runs, and no more than make two milliseconds.
-        number = round(min(MOST_CALLS, 0.6 * QUEUED_S / host_s, max(1.0, 2e-3 / once_s)))
-        number = max(LEAST_CALLS, number)
+        number = round(min(MAX_CALLS, 0.6 * QUEUED_S / host_s, max(1.0, 2e-3 / once_s)))
+        number = max(MIN_CALLS, number)
         samples = []
-        if self.loaded:
+        if self.under_load:
             # Made ready while the device rested: it has to be brought back to its limit.
-            self.warm(self.heat_s)
+            self.warm_up(self.warmup_s)
         for group in range(GROUPS):
             for _ in range(self._times):
                 self._before()
             turn = [calls[(group * number + one) % len(calls)] for one in range(number)]
             samples.append(self._elapsed_s(turn) / number)
-        return Timed(tuple(samples), host_s)
+        return TimingSamples(tuple(samples), host_s)
 
     @staticmethod
     def _elapsed_s(calls: Sequence[Call]) -> float:
@@ -162,3 +158,26 @@ class GpuTimer:
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
+
+
+BUDGET_S = 0.5
+"""How long one case is repeated."""
+
+
+def time_passes(
+    run: Callable[[], object],
+    before: Callable[[], object] | None = None,
+    *,
+    least: int = 3,
+    most: int = 50,
+) -> TimingSamples:
+    """Run passes until the budget is spent; what `before` does is not timed."""
+    samples = list[float]()
+    end = time.perf_counter() + BUDGET_S
+    while len(samples) < least or (time.perf_counter() < end and len(samples) < most):
+        if before is not None:
+            before()
+        begun = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - begun)
+    return TimingSamples(tuple(samples))

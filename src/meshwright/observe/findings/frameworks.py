@@ -18,7 +18,7 @@ _ENGINES = (
 
 Trainers build on those below them; SGLang may load parts of vLLM.
 """
-REMEDIES = {
+FRAMEWORK_REMEDIES = {
     "DDP": {
         "exposed-all-reduce": "DistributedDataParallel(bucket_cap_mb=100) for fewer buckets, or "
         "10 for an earlier start, gradient_as_bucket_view=True, static_graph=True; accumulate "
@@ -27,7 +27,8 @@ REMEDIES = {
         "buffer-broadcast": "DistributedDataParallel(broadcast_buffers=False), or SyncBatchNorm",
         "fp32-reduction": "model.register_comm_hook(None, default_hooks.bf16_compress_hook); check "
         "the loss",
-        "tensor-copies": "DistributedDataParallel(gradient_as_bucket_view=True); drop .clone() and "
+        "device-to-device-copies": "DistributedDataParallel(gradient_as_bucket_view=True); drop "
+        ".clone() and "
         ".contiguous()",
     },
     "FSDP2": {
@@ -73,9 +74,9 @@ REMEDIES = {
     },
     "vLLM": {
         "launch-bound": "leave out --enforce-eager, so that a step is launched as CUDA graphs",
-        "late-host": "--async-scheduling prepares the next step while this one runs",
+        "host-bound": "--async-scheduling prepares the next step while this one runs",
         "tiny-kernels": "larger batches: --max-num-seqs, --max-num-batched-tokens",
-        "underfilled-device": "larger batches: --max-num-seqs, --max-num-batched-tokens",
+        "small-grid": "larger batches: --max-num-seqs, --max-num-batched-tokens",
         "exposed-all-reduce": "leave out --disable-custom-all-reduce; a smaller "
         "--tensor-parallel-size with more replicas (--data-parallel-size)",
         "exposed-all-to-all": "--enable-dbo computes one half of a batch while the other travels",
@@ -86,9 +87,10 @@ REMEDIES = {
     },
     "SGLang": {
         "launch-bound": "leave out --disable-cuda-graph; --cuda-graph-max-bs as large as batches",
-        "late-host": "leave out --disable-overlap-schedule, which prepares the next step meanwhile",
+        "host-bound": "leave out --disable-overlap-schedule, which prepares the next step "
+        "meanwhile",
         "tiny-kernels": "larger batches: --max-running-requests",
-        "underfilled-device": "larger batches: --max-running-requests",
+        "small-grid": "larger batches: --max-running-requests",
         "exposed-all-reduce": "leave out --disable-custom-all-reduce; on NVIDIA's "
         "--enable-flashinfer-allreduce-fusion; a smaller --tp-size with more replicas (--dp-size)",
         "exposed-all-to-all": "--enable-two-batch-overlap computes one half of a batch while the "
@@ -100,7 +102,7 @@ REMEDIES = {
 }
 
 
-def framework_of(names: Iterable[str], *, trains: bool) -> str:
+def detect_framework(names: Iterable[str], *, trains: bool) -> str:
     """The framework that these names of spans show; empty for none."""
     known = list(names)
     rules = _TRAINERS if trains else _ENGINES

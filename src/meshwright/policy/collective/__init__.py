@@ -1,46 +1,59 @@
 """Collective algorithms as values: moves of chunks between ranks, proved before anyone runs them.
 
-build, ALGORITHMS    the library: rings, trees, hierarchies, exchanges
-Builder              write an algorithm of your own
-verify               does it do what it promises? A proof, or the shortest counter-example
+build_algorithm, ALGORITHMS   the library: rings, trees, hierarchies, exchanges
+CollectiveBuilder             writes an algorithm of your own
+verify_collective             proves that it keeps its contract, or gives a counter-example
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.policy.collective.building import Builder
-    from meshwright.policy.collective.collective import Collective, Moves, Op, Shift, Sweep
-    from meshwright.policy.collective.library import ALGORITHMS, Algorithm, build
-    from meshwright.policy.collective.soundness import Proof, verify
+    from meshwright.policy.collective.algorithms.library import (
+        ALGORITHMS,
+        AlgorithmInfo,
+        build_algorithm,
+    )
+    from meshwright.policy.collective.builder import CollectiveBuilder
+    from meshwright.policy.collective.collective import (
+        ChunkMoves,
+        Collective,
+        CollectiveOp,
+        Sweep,
+        SweepShift,
+    )
+    from meshwright.policy.collective.verification.verifier import (
+        CollectiveProof,
+        verify_collective,
+    )
 
-_HOMES = {
-    "ALGORITHMS": "meshwright.policy.collective.library",
-    "Algorithm": "meshwright.policy.collective.library",
-    "Builder": "meshwright.policy.collective.building",
+_MODULES = {
+    "ALGORITHMS": "meshwright.policy.collective.algorithms.library",
+    "AlgorithmInfo": "meshwright.policy.collective.algorithms.library",
+    "CollectiveBuilder": "meshwright.policy.collective.builder",
     "Collective": "meshwright.policy.collective.collective",
-    "Moves": "meshwright.policy.collective.collective",
-    "Op": "meshwright.policy.collective.collective",
-    "Proof": "meshwright.policy.collective.soundness",
-    "Shift": "meshwright.policy.collective.collective",
+    "ChunkMoves": "meshwright.policy.collective.collective",
+    "CollectiveOp": "meshwright.policy.collective.collective",
+    "CollectiveProof": "meshwright.policy.collective.verification.verifier",
+    "SweepShift": "meshwright.policy.collective.collective",
     "Sweep": "meshwright.policy.collective.collective",
-    "build": "meshwright.policy.collective.library",
-    "verify": "meshwright.policy.collective.soundness",
+    "build_algorithm": "meshwright.policy.collective.algorithms.library",
+    "verify_collective": "meshwright.policy.collective.verification.verifier",
 }
 
 __all__ = [
     "ALGORITHMS",
-    "Algorithm",
-    "Builder",
+    "AlgorithmInfo",
+    "ChunkMoves",
     "Collective",
-    "Moves",
-    "Op",
-    "Proof",
-    "Shift",
+    "CollectiveBuilder",
+    "CollectiveOp",
+    "CollectiveProof",
     "Sweep",
-    "build",
-    "verify",
+    "SweepShift",
+    "build_algorithm",
+    "verify_collective",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

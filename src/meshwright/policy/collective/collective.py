@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Op = Literal[
+CollectiveOp = Literal[
     "all_reduce",
     "reduce_scatter",
     "all_gather",
@@ -32,35 +32,35 @@ Op = Literal[
     "scatter",
     "send_recv",
 ]
-OPS: tuple[Op, ...] = get_args(Op)
-REDUCING: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
-ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
-EXCHANGED: frozenset[str] = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
+COLLECTIVE_OPS: tuple[CollectiveOp, ...] = get_args(CollectiveOp)
+REDUCING_OPS: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+ROOTED_OPS: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
+SEPARATE_OUTPUT_OPS: frozenset[str] = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
 """Collectives whose output has slots of its own, behind those of the input."""
-SPLIT: frozenset[str] = frozenset(
+PARTITIONED_OPS: frozenset[str] = frozenset(
     {"reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"}
 )
 """Collectives whose message consists of one equal part per rank."""
 
 Ints = NDArray[np.int32]
 SRC, DST, SRC_SLOT, DST_SLOT, COUNT, ADDS, CHANNEL, PHASE = range(8)
-COLUMNS = ("src", "dst", "src_slot", "dst_slot", "count", "adds", "channel", "phase")
+MOVE_COLUMNS = ("src", "dst", "src_slot", "dst_slot", "count", "adds", "channel", "phase")
 
 
-class Moves:
+class ChunkMoves:
     """Moves of one step, column by column."""
 
     __slots__ = ("table",)
 
     def __init__(self, table: Ints) -> None:
         self.table = table
-        """One row per move, columns as in `COLUMNS`."""
+        """One row per move, columns as in `MOVE_COLUMNS`."""
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Moves) and np.array_equal(self.table, other.table)
+        return isinstance(other, ChunkMoves) and np.array_equal(self.table, other.table)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -104,7 +104,7 @@ class Moves:
         """The repetition of the sweep from which on the row takes part."""
         return self.table[:, PHASE]
 
-    def one_slot_each(self) -> "Moves":
+    def split_by_slot(self) -> "ChunkMoves":
         """Return the same moves, slot by slot."""
         counts = self.count
         if (counts == 1).all():
@@ -115,10 +115,10 @@ class Moves:
         table[:, SRC_SLOT] += offsets
         table[:, DST_SLOT] += offsets
         table[:, COUNT] = 1
-        return Moves(table)
+        return ChunkMoves(table)
 
 
-class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SweepShift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the moves of a sweep change from one repetition to the next."""
 
     src_slot: int = 0
@@ -136,25 +136,25 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     counts and shifts run along it. So a ring through the ranks in any order is still one sweep,
     and slots at equal distances are one row. Slots beyond it stand for themselves."""
 
-    def named(self, moves: Moves) -> Moves:
+    def resolve_slot_order(self, moves: ChunkMoves) -> ChunkMoves:
         """Return moves by the slots they stand for, one slot each where there is an order."""
         if not self.slot_order:
             return moves
         order = np.array(self.slot_order, dtype=np.int32)
-        table = moves.one_slot_each().table.copy(order="F")
+        table = moves.split_by_slot().table.copy(order="F")
         for column in (SRC_SLOT, DST_SLOT):
             table[:, column] = _named(table[:, column], order)
-        return Moves(table)
+        return ChunkMoves(table)
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """One step, repeated."""
 
-    moves: Moves
+    moves: ChunkMoves
     """The moves as they are the first time each takes part."""
     span: int = 1
     """How often each move is made."""
-    shift: Shift = Shift()
+    shift: SweepShift = SweepShift()
     """What changes from one time to the next."""
 
     def __post_init__(self) -> None:
@@ -166,11 +166,11 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         """Steps of the sweep: the repetitions, and the wait of the row that joins last."""
         return self.span + (int(self.moves.phase.max()) if len(self.moves) else 0)
 
-    def at(self, step: int) -> Moves:
+    def get_moves(self, step: int) -> ChunkMoves:
         """Return the moves of one of its steps."""
         return _Unrolled(self).at(step)
 
-    def walk(self) -> Iterator[Moves]:
+    def iterate_steps(self) -> Iterator[ChunkMoves]:
         """Go through the moves of its steps in order."""
         unrolled = _Unrolled(self)
         for step in range(self.steps):
@@ -183,11 +183,11 @@ class _Unrolled:
     def __init__(self, sweep: Sweep) -> None:
         self.span, self.shift = sweep.span, sweep.shift
         self.order = np.array(sweep.shift.slot_order, dtype=np.int32)
-        moves = sweep.moves.one_slot_each() if len(self.order) else sweep.moves
+        moves = sweep.moves.split_by_slot() if len(self.order) else sweep.moves
         self.table = np.asfortranarray(moves.table)
         self.late = len(moves) > 0 and bool(moves.phase.any())
 
-    def at(self, step: int) -> Moves:
+    def at(self, step: int) -> ChunkMoves:
         """Return the moves of a step."""
         shift, table = self.shift, self.table
         times: NDArray[np.int64] | int = step
@@ -208,7 +208,7 @@ class _Unrolled:
         if len(self.order):
             for column in (SRC_SLOT, DST_SLOT):
                 table[:, column] = _named(table[:, column], self.order)
-        return Moves(table)
+        return ChunkMoves(table)
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The algorithm."""
-    op: Op
+    op: CollectiveOp
     """What it achieves."""
     ranks: int
     """Ranks that take part."""
@@ -237,7 +237,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """For send_recv: the rank that each rank sends to; -1 for none."""
 
     @property
-    def places(self) -> int:
+    def num_endpoints(self) -> int:
         """Ranks and switches."""
         return self.ranks + len(self.switches)
 
@@ -256,15 +256,15 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         """Moves in all steps together."""
         return sum(sweep.span * len(sweep.moves) for sweep in self.sweeps)
 
-    def walk(self) -> Iterator[tuple[int, Moves]]:
+    def iterate_steps(self) -> Iterator[tuple[int, ChunkMoves]]:
         """Go through the steps in order."""
         step = 0
         for sweep in self.sweeps:
-            for moves in sweep.walk():
+            for moves in sweep.iterate_steps():
                 yield step, moves
                 step += 1
 
-    def place_name(self, place: int) -> str:
+    def format_endpoint(self, place: int) -> str:
         """Return what people call a place."""
         if 0 <= place < self.ranks:
             return f"rank {place}"

@@ -1,59 +1,62 @@
 """Pipeline schedules: for every rank, the order of forwards, backwards and transfers.
 
-build, for_layout    make the schedule of a kind or of a layout
-verify               is it complete, free of deadlocks, within its memory?
-in_flight            the activations every rank holds at most
-with_transfers       write out sends and receives
-zero_bubble          the best order for given pass lengths and memory
+build_schedule, build_layout_schedule    make the schedule of a kind or of a layout
+verify_schedule                          is it complete, free of deadlocks, within its memory?
+count_in_flight                          the activations every rank holds at most
+add_transfers                            write out sends and receives
+find_zero_bubble_schedule                the best order for given pass lengths and memory
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.policy.pipeline.activations import activation_peaks, in_flight
-    from meshwright.policy.pipeline.automatic import zero_bubble
-    from meshwright.policy.pipeline.building import build, for_layout
-    from meshwright.policy.pipeline.drawing import draw
-    from meshwright.policy.pipeline.earliest import Lengths, place
-    from meshwright.policy.pipeline.schedule import Action, Schedule
-    from meshwright.policy.pipeline.soundness import verify
-    from meshwright.policy.pipeline.transfers import batch_transfers, with_transfers
-    from meshwright.policy.pipeline.tuning import tune
+    from meshwright.policy.pipeline.action_times import PipelinePassDurations, compute_action_times
+    from meshwright.policy.pipeline.in_flight_activations import (
+        count_in_flight,
+        find_activation_peaks,
+    )
+    from meshwright.policy.pipeline.schedule import PipelineAction, PipelineSchedule
+    from meshwright.policy.pipeline.schedule_builder import build_layout_schedule, build_schedule
+    from meshwright.policy.pipeline.schedule_tuner import tune_schedule
+    from meshwright.policy.pipeline.text_chart import format_schedule
+    from meshwright.policy.pipeline.transfers import add_transfers, batch_transfers
+    from meshwright.policy.pipeline.verification import verify_schedule
+    from meshwright.policy.pipeline.zero_bubble_search import find_zero_bubble_schedule
 
-_HOMES = {
-    "Action": "meshwright.policy.pipeline.schedule",
-    "Lengths": "meshwright.policy.pipeline.earliest",
-    "Schedule": "meshwright.policy.pipeline.schedule",
-    "activation_peaks": "meshwright.policy.pipeline.activations",
+_MODULES = {
+    "PipelineAction": "meshwright.policy.pipeline.schedule",
+    "PipelinePassDurations": "meshwright.policy.pipeline.action_times",
+    "PipelineSchedule": "meshwright.policy.pipeline.schedule",
+    "find_activation_peaks": "meshwright.policy.pipeline.in_flight_activations",
     "batch_transfers": "meshwright.policy.pipeline.transfers",
-    "build": "meshwright.policy.pipeline.building",
-    "draw": "meshwright.policy.pipeline.drawing",
-    "for_layout": "meshwright.policy.pipeline.building",
-    "in_flight": "meshwright.policy.pipeline.activations",
-    "place": "meshwright.policy.pipeline.earliest",
-    "tune": "meshwright.policy.pipeline.tuning",
-    "verify": "meshwright.policy.pipeline.soundness",
-    "with_transfers": "meshwright.policy.pipeline.transfers",
-    "zero_bubble": "meshwright.policy.pipeline.automatic",
+    "build_schedule": "meshwright.policy.pipeline.schedule_builder",
+    "format_schedule": "meshwright.policy.pipeline.text_chart",
+    "build_layout_schedule": "meshwright.policy.pipeline.schedule_builder",
+    "count_in_flight": "meshwright.policy.pipeline.in_flight_activations",
+    "compute_action_times": "meshwright.policy.pipeline.action_times",
+    "tune_schedule": "meshwright.policy.pipeline.schedule_tuner",
+    "verify_schedule": "meshwright.policy.pipeline.verification",
+    "add_transfers": "meshwright.policy.pipeline.transfers",
+    "find_zero_bubble_schedule": "meshwright.policy.pipeline.zero_bubble_search",
 }
 
 __all__ = [
-    "Action",
-    "Lengths",
-    "Schedule",
-    "activation_peaks",
+    "PipelineAction",
+    "PipelinePassDurations",
+    "PipelineSchedule",
+    "add_transfers",
     "batch_transfers",
-    "build",
-    "draw",
-    "for_layout",
-    "in_flight",
-    "place",
-    "tune",
-    "verify",
-    "with_transfers",
-    "zero_bubble",
+    "build_layout_schedule",
+    "build_schedule",
+    "compute_action_times",
+    "count_in_flight",
+    "find_activation_peaks",
+    "find_zero_bubble_schedule",
+    "format_schedule",
+    "tune_schedule",
+    "verify_schedule",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""`Schedule`: for every pipeline rank its actions in order. It knows no durations and no devices.
+"""`PipelineSchedule`: the ordered actions of every pipeline rank, without durations or devices.
 
 A model is cut into chunks, numbered in the order a token meets them. A route says which rank runs
 each chunk; DualPipe has two routes, one from either end, every other schedule has one.
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-Op = Literal[
+PipelineOp = Literal[
     "F",
     "B",
     "I",
@@ -21,24 +21,24 @@ Op = Literal[
 """F forward; B full backward; I backward of the inputs, which the chunk before waits for;
 W backward of the weights, which nobody waits for; and the transfers between ranks."""
 
-OPS: frozenset[str] = frozenset(get_args(Op))
-TRANSFERS: frozenset[str] = frozenset(
+PIPELINE_OPS: frozenset[str] = frozenset(get_args(PipelineOp))
+TRANSFER_OPS: frozenset[str] = frozenset(
     {"send_forward", "recv_forward", "send_backward", "recv_backward"}
 )
 
 _TOWARDS_THE_HEAD = frozenset({"send_forward", "recv_backward"})
 
 
-class Action(NamedTuple):
+class PipelineAction(NamedTuple):
     """One thing a rank does."""
 
-    op: Op
+    op: PipelineOp
     """What is done."""
     chunk: int
     """The chunk it is done with; a transfer names the chunk of the rank that acts."""
     microbatch: int
     """Which microbatch, the first is 0."""
-    joined: bool = False
+    is_concurrent: bool = False
     """Starts together with the action before it: a forward and a backward that overlap
     (DualPipe), or the transfers of one batch."""
 
@@ -46,7 +46,7 @@ class Action(NamedTuple):
         return f"{self.op} of chunk {self.chunk}, microbatch {self.microbatch}"
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PipelineSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The actions of every pipeline rank in one training step."""
 
     kind: str
@@ -56,7 +56,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     runs, the first run to the first route."""
     microbatches: int
     """Microbatches in the step, over all routes."""
-    actions: tuple[tuple[Action, ...], ...]
+    actions: tuple[tuple[PipelineAction, ...], ...]
     """What each rank does, rank 0 first."""
 
     @property
@@ -72,7 +72,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def has_transfers(self) -> bool:
         """Whether sends and receives are written out."""
-        return any(action.op in TRANSFERS for lane in self.actions for action in lane)
+        return any(action.op in TRANSFER_OPS for lane in self.actions for action in lane)
 
     def route_of(self, microbatch: int) -> tuple[int, ...]:
         """Return the ranks a microbatch passes, in chunk order."""
@@ -91,21 +91,21 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         held = {c for route in self.routes for c, holder in enumerate(route) if holder == rank}
         return tuple(sorted(held))
 
-    def peer(self, action: Action) -> int:
+    def peer_rank(self, action: PipelineAction) -> int:
         """Return the rank at the other end of a transfer."""
-        if action.op not in TRANSFERS:
+        if action.op not in TRANSFER_OPS:
             raise ValueError(f"{action} is not a transfer")
         step = 1 if action.op in _TOWARDS_THE_HEAD else -1
         return self.rank_of(action.chunk + step, action.microbatch)
 
 
-def groups(lane: tuple[Action, ...]) -> list[tuple[Action, ...]]:
+def split_concurrent_groups(lane: tuple[PipelineAction, ...]) -> list[tuple[PipelineAction, ...]]:
     """Cut a rank's actions into what starts together; most groups hold one action."""
-    if not any(action.joined for action in lane):
+    if not any(action.is_concurrent for action in lane):
         return [(action,) for action in lane]
-    found: list[tuple[Action, ...]] = []
+    found: list[tuple[PipelineAction, ...]] = []
     for action in lane:
-        if action.joined and found:
+        if action.is_concurrent and found:
             found[-1] = (*found[-1], action)
         else:
             found.append((action,))

@@ -7,11 +7,11 @@ where a send waits for its receiver, because the earliest unfinished event can a
 
 import msgspec
 
-from meshwright.policy.pipeline.earliest import place
-from meshwright.policy.pipeline.schedule import TRANSFERS, Action, Schedule
+from meshwright.policy.pipeline.action_times import compute_action_times
+from meshwright.policy.pipeline.schedule import TRANSFER_OPS, PipelineAction, PipelineSchedule
 
 
-def with_transfers(schedule: Schedule) -> Schedule:
+def add_transfers(schedule: PipelineSchedule) -> PipelineSchedule:
     """Return a sound schedule with a send and a receive wherever a result changes ranks.
 
     Each result is sent as soon as it exists. The receive stands where the receiver would be at
@@ -20,12 +20,12 @@ def with_transfers(schedule: Schedule) -> Schedule:
     """
     routes = schedule.route_by_microbatch()
     events: list[tuple[float, int, int, int]] = []
-    placed = place(schedule)
+    placed = compute_action_times(schedule)
     for number, one in enumerate(placed):
         events.append((one.start, 1, one.rank, number))
         events.append((one.end, 0, one.rank, number))
     events.sort()
-    lanes: list[list[Action]] = [[] for _ in schedule.actions]
+    lanes: list[list[PipelineAction]] = [[] for _ in schedule.actions]
     for _, is_start, rank, number in events:
         group = placed[number].group
         if is_start:
@@ -43,7 +43,7 @@ def with_transfers(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, actions=tuple(tuple(lane) for lane in lanes))
 
 
-def batch_transfers(schedule: Schedule) -> Schedule:
+def batch_transfers(schedule: PipelineSchedule) -> PipelineSchedule:
     """Return the schedule with transfers that follow each other joined into one batch.
 
     This is how `torch.distributed.batch_isend_irecv` takes them. A batch waits for all of its
@@ -51,25 +51,25 @@ def batch_transfers(schedule: Schedule) -> Schedule:
     """
     lanes = []
     for lane in schedule.actions:
-        batched: list[Action] = []
+        batched: list[PipelineAction] = []
         for action in lane:
-            follows = bool(batched) and batched[-1].op in TRANSFERS and action.op in TRANSFERS
-            batched.append(action._replace(joined=True) if follows else action)
+            follows = bool(batched) and batched[-1].op in TRANSFER_OPS and action.op in TRANSFER_OPS
+            batched.append(action._replace(is_concurrent=True) if follows else action)
         lanes.append(tuple(batched))
     return msgspec.structs.replace(schedule, actions=tuple(lanes))
 
 
-def _message(action: Action, chunks: int) -> tuple[Action, Action] | None:
+def _message(action: PipelineAction, chunks: int) -> tuple[PipelineAction, PipelineAction] | None:
     """The send and the receive that hand an action's result to the neighbouring chunk."""
     op, chunk, microbatch, _ = action
     if op == "F" and chunk + 1 < chunks:
         return (
-            Action("send_forward", chunk, microbatch),
-            Action("recv_forward", chunk + 1, microbatch),
+            PipelineAction("send_forward", chunk, microbatch),
+            PipelineAction("recv_forward", chunk + 1, microbatch),
         )
     if op in ("B", "I") and chunk > 0:
         return (
-            Action("send_backward", chunk, microbatch),
-            Action("recv_backward", chunk - 1, microbatch),
+            PipelineAction("send_backward", chunk, microbatch),
+            PipelineAction("recv_backward", chunk - 1, microbatch),
         )
     return None

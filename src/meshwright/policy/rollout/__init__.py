@@ -1,57 +1,63 @@
 """Rollouts and training: who generates what with which weights, and when the trainer takes it.
 
-    arrangement  where both sides lie, and how far they may drift apart
-    actions      what a driver is told to do, and what those wait for who do nothing
-    controller   the decisions, one after another; it knows no clock
-    dealing      which of several engines draws a sample
-    memory       what lies on GPUs that both sides share, and what an engine may fill of one
+    rollout_policy     where both sides lie, and how far they may drift apart
+    actions            what a driver is told to do, and what those wait for who do nothing
+    controller         the decisions, one after another; it knows no clock
+    engine_assignment  which of several engines draws a sample
+    colocated_memory   what lies on GPUs that both sides share, and what an engine may fill of one
 
 The post-training loop carries the actions out; the simulation gives each of them a duration.
 """
 
 from meshwright.policy.rollout.actions import (
     Action,
-    Drop,
-    Generate,
-    Phase,
-    Sync,
-    Train,
-    Wait,
+    DropAction,
+    GenerateAction,
+    IdleReason,
+    MemoryPhaseAction,
+    SyncAction,
+    TrainAction,
 )
-from meshwright.policy.rollout.arrangement import (
+from meshwright.policy.rollout.colocated_memory import (
+    ColocatedPhase,
+    MemoryRegion,
+    get_engine_memory_fraction,
+    list_resident_regions,
+    shares_weights,
+)
+from meshwright.policy.rollout.controller import GroupEnd, RolloutController, RolloutProgress
+from meshwright.policy.rollout.engine_assignment import AssignmentPolicy, EngineAssigner
+from meshwright.policy.rollout.rollout_policy import (
     PLACEMENTS,
-    TOO_OLD,
-    Arrangement,
+    STALE_POLICIES,
     Placement,
-    TooOld,
-    arranged,
+    RolloutPolicy,
+    StalePolicy,
+    build_rollout_policy,
 )
-from meshwright.policy.rollout.controller import Controller, Ending, Progress
-from meshwright.policy.rollout.dealing import Dealer, Dealing
-from meshwright.policy.rollout.memory import Doing, Part, engine_share, held, lends_weights
 
 __all__ = [
     "PLACEMENTS",
-    "TOO_OLD",
+    "STALE_POLICIES",
     "Action",
-    "Arrangement",
-    "Controller",
-    "Dealer",
-    "Dealing",
-    "Doing",
-    "Drop",
-    "Ending",
-    "Generate",
-    "Part",
-    "Phase",
+    "AssignmentPolicy",
+    "ColocatedPhase",
+    "DropAction",
+    "EngineAssigner",
+    "GenerateAction",
+    "GroupEnd",
+    "IdleReason",
+    "MemoryPhaseAction",
+    "MemoryRegion",
     "Placement",
-    "Progress",
-    "Sync",
-    "TooOld",
-    "Train",
-    "Wait",
-    "arranged",
-    "engine_share",
-    "held",
-    "lends_weights",
+    "RolloutController",
+    "RolloutPolicy",
+    "RolloutProgress",
+    "StalePolicy",
+    "SyncAction",
+    "TrainAction",
+    "build_rollout_policy",
+    "get_engine_memory_fraction",
+    "list_resident_regions",
+    "shares_weights",
 ]

@@ -1,63 +1,76 @@
 """Collectives on a virtual clock: time, load of every link, and what holds them up.
 
-`simulate` carries out one `Collective` on a `Cluster`, a `LinkGraph` or a `Network`; `rank` and
-`best` do so with the library's algorithms. `predict_nccl` simulates what NCCL would run. `without`
-takes parts of a network away, `replan` plans around them. `streamed` cuts an algorithm into parts
-that follow each other, and `Costs` is what messages cost beside the wires.
+`simulate_collective` carries out one `Collective` on a `Cluster`, a `LinkGraph` or a `SimNetwork`;
+`rank_algorithms` and `find_best_algorithm` do so with the library's algorithms. `predict_nccl`
+simulates what NCCL would run. `remove_components` takes parts of a network away,
+`replan_after_failure` plans around them. `MessageCosts` are the costs of messages besides the
+wires.
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.predict.collective.costs import Costs
-    from meshwright.predict.collective.failures import Replanned, replan
-    from meshwright.predict.collective.nccl import predict_nccl, simulate_nccl, simulated_us
-    from meshwright.predict.collective.network import Network
-    from meshwright.predict.collective.of_cluster import cluster_network
-    from meshwright.predict.collective.of_graph import graph_network
-    from meshwright.predict.collective.ranking import Ranked, best, rank
-    from meshwright.predict.collective.simulation import LinkLoad, Simulated, simulate
-    from meshwright.spec.cluster.damage import without
+    from meshwright.predict.collective.algorithm_ranking import (
+        RankedAlgorithm,
+        find_best_algorithm,
+        rank_algorithms,
+    )
+    from meshwright.predict.collective.cluster_network import build_cluster_network
+    from meshwright.predict.collective.component_failures import FailureImpact, replan_after_failure
+    from meshwright.predict.collective.graph_network import build_graph_network
+    from meshwright.predict.collective.message_costs import MessageCosts
+    from meshwright.predict.collective.nccl_simulation import (
+        predict_nccl,
+        simulate_nccl,
+        simulate_nccl_us,
+    )
+    from meshwright.predict.collective.sim_network import SimNetwork
+    from meshwright.predict.collective.simulation import (
+        LinkLoad,
+        SimulatedCollective,
+        simulate_collective,
+    )
+    from meshwright.spec.cluster.failed_components import remove_components
 
 _PACKAGE = "meshwright.predict.collective"
-_HOMES = {
-    "Costs": f"{_PACKAGE}.costs",
-    "LinkLoad": f"{_PACKAGE}.simulation",
-    "Network": f"{_PACKAGE}.network",
-    "Ranked": f"{_PACKAGE}.ranking",
-    "Replanned": f"{_PACKAGE}.failures",
-    "Simulated": f"{_PACKAGE}.simulation",
-    "best": f"{_PACKAGE}.ranking",
-    "cluster_network": f"{_PACKAGE}.of_cluster",
-    "graph_network": f"{_PACKAGE}.of_graph",
-    "predict_nccl": f"{_PACKAGE}.nccl",
-    "rank": f"{_PACKAGE}.ranking",
-    "replan": f"{_PACKAGE}.failures",
-    "simulate": f"{_PACKAGE}.simulation",
-    "simulate_nccl": f"{_PACKAGE}.nccl",
-    "simulated_us": f"{_PACKAGE}.nccl",
-    "without": "meshwright.spec.cluster.damage",
+_MODULES = {
+    "MessageCosts": "meshwright.predict.collective.message_costs",
+    "LinkLoad": "meshwright.predict.collective.simulation",
+    "SimNetwork": "meshwright.predict.collective.sim_network",
+    "RankedAlgorithm": "meshwright.predict.collective.algorithm_ranking",
+    "FailureImpact": "meshwright.predict.collective.component_failures",
+    "SimulatedCollective": "meshwright.predict.collective.simulation",
+    "find_best_algorithm": "meshwright.predict.collective.algorithm_ranking",
+    "build_cluster_network": "meshwright.predict.collective.cluster_network",
+    "build_graph_network": "meshwright.predict.collective.graph_network",
+    "predict_nccl": "meshwright.predict.collective.nccl_simulation",
+    "rank_algorithms": "meshwright.predict.collective.algorithm_ranking",
+    "replan_after_failure": "meshwright.predict.collective.component_failures",
+    "simulate_collective": "meshwright.predict.collective.simulation",
+    "simulate_nccl": "meshwright.predict.collective.nccl_simulation",
+    "simulate_nccl_us": "meshwright.predict.collective.nccl_simulation",
+    "remove_components": "meshwright.spec.cluster.failed_components",
 }
 
 __all__ = [
-    "Costs",
+    "FailureImpact",
     "LinkLoad",
-    "Network",
-    "Ranked",
-    "Replanned",
-    "Simulated",
-    "best",
-    "cluster_network",
-    "graph_network",
+    "MessageCosts",
+    "RankedAlgorithm",
+    "SimNetwork",
+    "SimulatedCollective",
+    "build_cluster_network",
+    "build_graph_network",
+    "find_best_algorithm",
     "predict_nccl",
-    "rank",
-    "replan",
-    "simulate",
+    "rank_algorithms",
+    "remove_components",
+    "replan_after_failure",
+    "simulate_collective",
     "simulate_nccl",
-    "simulated_us",
-    "without",
+    "simulate_nccl_us",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""`simulate`: how long a `Collective` takes on a network, what loads it, and what holds it up."""
+"""`simulate_collective`: duration, link loads and bottlenecks of a `Collective` on a network."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,21 +7,21 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.bus import bus_factor
-from meshwright.policy.collective.collective import Collective, Op
-from meshwright.policy.collective.contract import shape_problems
-from meshwright.policy.collective.hazards import first_outside
-from meshwright.predict.collective.costs import Costs
-from meshwright.predict.collective.network import Ask, Floats, Network
-from meshwright.predict.collective.of_cluster import cluster_network
-from meshwright.predict.collective.of_graph import graph_network
-from meshwright.predict.collective.stepping import Run, Wave
+from meshwright.policy.collective.bus_bandwidth import bus_factor
+from meshwright.policy.collective.collective import Collective, CollectiveOp
+from meshwright.policy.collective.contract import find_shape_problems
+from meshwright.policy.collective.verification.step_hazards import find_first_out_of_bounds
+from meshwright.predict.collective.cluster_network import build_cluster_network
+from meshwright.predict.collective.graph_network import build_graph_network
+from meshwright.predict.collective.message_costs import MessageCosts
+from meshwright.predict.collective.sim_network import CollectiveCall, Floats, SimNetwork
+from meshwright.predict.collective.step_runner import CollectiveRun, MoveTimes
 from meshwright.spec.cluster import Cluster, LinkGraph
 
 if TYPE_CHECKING:
     from meshwright.timeline import Timeline
 
-MOST_SPANS = 2_000_000
+MAX_SPANS = 2_000_000
 """Above this a timeline is too large to draw."""
 
 
@@ -33,15 +33,15 @@ class LinkLoad(msgspec.Struct, frozen=True, kw_only=True):
     carried_bytes: float
     busy_s: float
     """Time it needs for them at its full rate."""
-    utilisation: float
+    utilization: float
     """The same over the whole time."""
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class SimulatedCollective(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A collective, carried out on a virtual clock."""
 
     algorithm: str
-    op: Op
+    op: CollectiveOp
     ranks: int
     nbytes: float
     network: str
@@ -59,9 +59,9 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """By link of the network, what it carried."""
     busy_s: Floats
     """By link, the time it needs for that at its full rate."""
-    wires: Network
-    """What it ran on: `wires.link_name(index)` names a link."""
-    waves: tuple[Wave, ...] | None = None
+    sim_network: SimNetwork
+    """What it ran on: `sim_network.link_name(index)` names a link."""
+    move_times: tuple[MoveTimes, ...] | None = None
     """Every move with its times, where they were asked for."""
     chunk_bytes: float = 0.0
     """Size of one chunk."""
@@ -78,78 +78,80 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The same, comparable between numbers of ranks."""
         return self.algbw_bytes_per_s * bus_factor(self.op, self.ranks)
 
-    def loads(self, most: int | None = None) -> tuple[LinkLoad, ...]:
+    def list_link_loads(self, most: int | None = None) -> tuple[LinkLoad, ...]:
         """Return the links that carried something, the busiest first."""
         used = np.flatnonzero(self.link_bytes > 0)
         order = used[np.argsort(-self.busy_s[used], kind="stable")][:most]
-        return tuple(_load(self.wires, self, int(link)) for link in order)
+        return tuple(_load(self.sim_network, self, int(link)) for link in order)
 
-    def timeline(self) -> "Timeline":
+    def build_timeline(self) -> "Timeline":
         """Return every move as a span, one lane per channel and peer."""
-        from meshwright.predict.collective.drawing import timeline_of
+        from meshwright.predict.collective.collective_timeline import build_collective_timeline
 
-        if self.waves is None:
+        if self.move_times is None:
             what = "no moves were kept"
             raise InputError([Problem("timeline", what, "simulate with keep_moves=True")])
-        return timeline_of(self)
+        return build_collective_timeline(self)
 
 
-def _load(network: Network, result: Simulated, link: int) -> LinkLoad:
+def _load(network: SimNetwork, result: SimulatedCollective, link: int) -> LinkLoad:
     busy_s = float(result.busy_s[link])
     return LinkLoad(
         link=network.link_name(link),
         carried_bytes=float(result.link_bytes[link]),
         busy_s=busy_s,
-        utilisation=busy_s / result.seconds if result.seconds else 0.0,
+        utilization=busy_s / result.seconds if result.seconds else 0.0,
     )
 
 
-def network_of(
-    system: Cluster | LinkGraph | Network, members: Sequence[int] | None = None
-) -> Network:
+def build_network(
+    system: Cluster | LinkGraph | SimNetwork, members: Sequence[int] | None = None
+) -> SimNetwork:
     """Return the links and ways of a cluster or graph, for some of its GPUs (all, where None)."""
     if isinstance(system, Cluster):
-        return cluster_network(system)
-    return graph_network(system, members=members) if isinstance(system, LinkGraph) else system
+        return build_cluster_network(system)
+    return build_graph_network(system, members=members) if isinstance(system, LinkGraph) else system
 
 
-def simulate(
+def simulate_collective(
     collective: Collective,
-    system: Cluster | LinkGraph | Network,
+    system: Cluster | LinkGraph | SimNetwork,
     nbytes: float,
     *,
     members: Sequence[int] | None = None,
-    costs: Costs | None = None,
+    costs: MessageCosts | None = None,
     keep_moves: bool = False,
-) -> Simulated:
+) -> SimulatedCollective:
     """Carry out a collective of `nbytes` on a virtual clock.
 
     `members` are the GPUs of its ranks; rank r is GPU r where they are left out. `keep_moves`
     keeps every move, for a timeline.
     """
-    network, costs = network_of(system, members), costs or Costs.physical()
-    problems = shape_problems(collective)
+    network, costs = build_network(system, members), costs or MessageCosts.physical()
+    problems = find_shape_problems(collective)
     if not 0 <= nbytes < float("inf"):
         problems.append(Problem("nbytes", f"{nbytes!r} is not a size", "use 0 or more bytes"))
-    if keep_moves and collective.moves > MOST_SPANS:
+    if keep_moves and collective.moves > MAX_SPANS:
         what = f"{collective.moves:,} moves are too many for a timeline"
         problems.append(Problem("keep_moves", what, "use fewer ranks, channels or pieces"))
-    outside = None if problems else first_outside(collective)
+    outside = None if problems else find_first_out_of_bounds(collective)
     if outside is not None:
         problems.append(outside)
     if problems:
         raise InputError(problems)
-    ends = network.ends(members, collective.ranks, collective.switches)
-    waves: list[Wave] | None = [] if keep_moves else None
+    ends = network.get_endpoints(members, collective.ranks, collective.switches)
+    waves: list[MoveTimes] | None = [] if keep_moves else None
     chunk_bytes = nbytes / collective.chunks
-    run = Run(collective, network, ends, chunk_bytes=chunk_bytes, costs=costs, waves=waves)
-    run.go()
+    run = CollectiveRun(
+        collective, network, ends, chunk_bytes=chunk_bytes, costs=costs, move_times=waves
+    )
+    run.run()
     finish = run.finish_s[: collective.ranks] + costs.base_s
     gpus = tuple(int(end) for end in ends[: collective.ranks])
     reduces = bool(collective.switches)
-    busy = run.clocks.worked_s
-    ask = Ask(collective.op, gpus, nbytes, gpus[collective.root], reduces)
-    result = Simulated(
+    busy = run.link_clocks.busy_s
+    ask = CollectiveCall(collective.op, gpus, nbytes, gpus[collective.root], reduces)
+    result = SimulatedCollective(
         algorithm=collective.name,
         op=collective.op,
         ranks=collective.ranks,
@@ -162,10 +164,10 @@ def simulate(
         moves=collective.moves,
         finish_s=tuple(finish.tolist()),
         bottleneck=None,
-        link_bytes=run.clocks.carried_bytes,
+        link_bytes=run.link_clocks.carried_bytes,
         busy_s=busy,
-        wires=network,
-        waves=None if waves is None else tuple(waves),
+        sim_network=network,
+        move_times=None if waves is None else tuple(waves),
         chunk_bytes=chunk_bytes,
         base_s=costs.base_s,
     )

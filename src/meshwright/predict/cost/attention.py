@@ -12,16 +12,16 @@ from functools import lru_cache
 from math import ceil, sqrt
 from typing import Literal
 
-from meshwright.predict.cost.curves import AttentionCurve, AttentionKernel, Part
-from meshwright.predict.cost.device import DeviceCosts
-from meshwright.predict.cost.matmul import matmul_s, smooth_max, waves_of
+from meshwright.predict.cost.curves import AttentionCurve, AttentionKernel, PassDirection
+from meshwright.predict.cost.device_costs import DeviceCosts
+from meshwright.predict.cost.gemm import count_waves, gemm_s, smooth_max
 from meshwright.predict.cost.memory_bound import memory_s
 
-Mask = Literal["causal", "full"]
+AttentionMask = Literal["causal", "full"]
 
-BLOCK = 128
+QUERY_BLOCK = 128
 """Queries that one thread block handles."""
-WIDE = 128
+WIDE_HEAD_DIM = 128
 """Heads beyond this many dimensions run on kernels of their own."""
 FLASH_BANDWIDTH = 0.8
 """Share of the memory bandwidth at which queries, keys and values stream."""
@@ -38,9 +38,9 @@ def attention_s(
     seq: int,
     kv_seq: int | None = None,
     value_dim: int | None = None,
-    mask: Mask = "causal",
+    mask: AttentionMask = "causal",
     window: int | None = None,
-    part: Part = "forward",
+    part: PassDirection = "forward",
     kernel: AttentionKernel = "native",
 ) -> float:
     """Return the seconds of one flash-style attention call on bf16 or fp16 inputs.
@@ -53,14 +53,14 @@ def attention_s(
         return 0.0
     keys = kv_seq or seq
     values = value_dim or head_dim
-    curve = device.attention(kernel, part)
+    curve = device.get_attention_curve(kernel, part)
     compute_s = _compute_s(
         device,
         curve,
-        blocks=batch * heads * ceil(seq / BLOCK),
+        blocks=batch * heads * ceil(seq / QUERY_BLOCK),
         dims=_dims(curve, head_dim, values),
         mean=_mean_keys(seq, keys, mask, window),
-        longest=float(keys if window is None else min(keys, window + 2 * BLOCK)),
+        longest=float(keys if window is None else min(keys, window + 2 * QUERY_BLOCK)),
         equal=mask == "full",
     )
     # Backward reads q, k, v, o and do and writes dq, dk and dv.
@@ -69,14 +69,14 @@ def attention_s(
     time_s = curve.launch_s + smooth_max(compute_s, moved / (FLASH_BANDWIDTH * device.bytes_per_s))
     correction = device.attention_corrections.get(part) if curve.kernel == "native" else None
     if correction is not None:
-        kind = attention_kind(mask, head_dim, windowed=window is not None and window < keys)
+        kind = get_attention_kind(mask, head_dim, windowed=window is not None and window < keys)
         time_s *= correction.factor(kind, batch * heads, seq, keys, head_dim, values)
     return time_s
 
 
-def attention_kind(mask: Mask, head_dim: int, *, windowed: bool) -> str:
+def get_attention_kind(mask: AttentionMask, head_dim: int, *, windowed: bool) -> str:
     """Name calls that corrections are shared between: wide heads have kernels of their own."""
-    return ("window" if windowed else mask) + ("-wide" if head_dim > WIDE else "")
+    return ("window" if windowed else mask) + ("-wide" if head_dim > WIDE_HEAD_DIM else "")
 
 
 def attention_flops(
@@ -87,9 +87,9 @@ def attention_flops(
     seq: int,
     kv_seq: int | None = None,
     value_dim: int | None = None,
-    mask: Mask = "causal",
+    mask: AttentionMask = "causal",
     window: int | None = None,
-    part: Part = "forward",
+    part: PassDirection = "forward",
 ) -> float:
     """Return the useful FLOPs of the call: masked scores are not counted, recomputed ones are."""
     keys = kv_seq or seq
@@ -108,7 +108,7 @@ def unfused_attention_s(
     seq: int,
     kv_seq: int | None = None,
     dropout: float = 0.0,
-    part: Part = "forward",
+    part: PassDirection = "forward",
     precision: str = "bf16",
 ) -> float:
     """Return the seconds of attention as three steps that store the whole score matrix.
@@ -120,14 +120,14 @@ def unfused_attention_s(
     both = batch * heads
     scores = both * seq * keys * 2.0
     if part == "forward":
-        products = matmul_s(device, seq, keys, head_dim, precision, batch=both) + matmul_s(
+        products = gemm_s(device, seq, keys, head_dim, precision, batch=both) + gemm_s(
             device, seq, head_dim, keys, precision, layout="NN", batch=both
         )
         passes = 2.0 + (2.5 if dropout else 0.0)
     else:
         # d-probabilities, d-values, d-queries and d-keys; softmax reads two and writes one.
-        wide = matmul_s(device, seq, keys, head_dim, precision, batch=both)
-        narrow = matmul_s(
+        wide = gemm_s(device, seq, keys, head_dim, precision, batch=both)
+        narrow = gemm_s(
             device, seq, head_dim, keys, precision, layout="NT", batch=both, out_bytes=2.0
         )
         products = wide + 3.0 * narrow
@@ -147,10 +147,10 @@ def _compute_s(
 ) -> float:
     peak = device.attention_peak_flops / device.sms
     work = sqrt(dims * dims + curve.softmax_dims * curve.softmax_dims)
-    per_key_s = 2.0 * BLOCK * work / (curve.efficiency * peak)
+    per_key_s = 2.0 * QUERY_BLOCK * work / (curve.efficiency * peak)
     waves = blocks / device.sms
     if equal:
-        return waves_of(waves, curve.wave) * (longest + curve.fill_keys) * per_key_s
+        return count_waves(waves, curve.wave) * (longest + curve.fill_keys) * per_key_s
     longest_s = (longest + curve.fill_keys) * per_key_s
     total_s = waves * (mean + curve.fill_keys) * per_key_s
     return max(total_s + curve.tail * longest_s, longest_s)
@@ -162,7 +162,7 @@ def _dims(curve: AttentionCurve, head_dim: int, value_dim: int) -> float:
     return float(3 * head + 2 * value if curve.part == "backward" else head + value)
 
 
-def _seen_keys(seq: int, keys: int, mask: Mask, window: int | None) -> float:
+def _seen_keys(seq: int, keys: int, mask: AttentionMask, window: int | None) -> float:
     if mask == "full":
         return float(min(keys, window or keys))
     if window is not None and window < keys:
@@ -172,11 +172,11 @@ def _seen_keys(seq: int, keys: int, mask: Mask, window: int | None) -> float:
     return keys - seq / 2.0
 
 
-def _mean_keys(seq: int, keys: int, mask: Mask, window: int | None) -> float:
+def _mean_keys(seq: int, keys: int, mask: AttentionMask, window: int | None) -> float:
     # Blocks cover whole squares: half of the one on the diagonal is wasted. A window that slides
     # past the squares' edges touches up to two more (serving tables with a window of 128 keys).
     seen = _seen_keys(seq, keys, mask, window)
     if mask == "full":
         return seen
-    edges = 2 * BLOCK if window is not None and window < keys else BLOCK / 2
+    edges = 2 * QUERY_BLOCK if window is not None and window < keys else QUERY_BLOCK / 2
     return min(float(keys), seen + min(seq, edges))

@@ -6,18 +6,19 @@ curve. Nothing here computes a time.
 """
 
 from math import isfinite
-from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 
 from meshwright.errors import Problem
-from meshwright.spec.bounds import Bounds, real, require
-from meshwright.spec.files import dump, load
+from meshwright.spec.field_checks import FieldChecker, check_number, raise_problems
 
-Part = Literal["forward", "backward"]
+PassDirection = Literal["forward", "backward"]
+
 AttentionKernel = Literal["native", "flash2"]
+
 ResidualFamily = Literal["products", "grouped", "attention"]
+
 MemoryOp = Literal[
     "copy",
     "residual",
@@ -38,10 +39,11 @@ MemoryOp = Literal[
     "optimizer",
     "gradient_norm",
 ]
+
 MEMORY_OPS: tuple[MemoryOp, ...] = get_args(MemoryOp)
 
 
-class ProductCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GemmCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How fast matrix products of one precision run on a device."""
 
     precision: str
@@ -77,10 +79,10 @@ class ProductCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Mean signed relative error on the same rows."""
 
     def __post_init__(self) -> None:
-        require(
+        raise_problems(
             _shares(efficiency=self.efficiency, bandwidth=self.bandwidth),
             _shares(gradient_ratio=self.gradient_ratio),
-            real("weight_ratio", self.weight_ratio, 0.05, 2.0),
+            check_number("weight_ratio", self.weight_ratio, 0.05, 2.0),
             _shares(0.0, tail=self.tail),
             _not_negative(
                 launch_s=self.launch_s,
@@ -97,7 +99,7 @@ class AttentionCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     kernel: AttentionKernel
     """`native`: the best kernel made for the device; `flash2`: FlashAttention-2's."""
-    part: Part
+    part: PassDirection
     """Forward or backward."""
     efficiency: float
     """Share of the dense bf16 peak that the two (backward: five) products reach."""
@@ -121,7 +123,7 @@ class AttentionCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Mean signed relative error on the same rows."""
 
     def __post_init__(self) -> None:
-        require(
+        raise_problems(
             _shares(efficiency=self.efficiency),
             _shares(0.0, tail=self.tail, wave=self.wave),
             _not_negative(
@@ -141,10 +143,12 @@ class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where the figure comes from."""
 
     def __post_init__(self) -> None:
-        require(real("efficiency", self.efficiency, 1e-6, most_share(self.op)))
+        raise_problems(
+            check_number("efficiency", self.efficiency, 1e-6, max_bandwidth_share(self.op))
+        )
 
 
-def most_share(op: MemoryOp) -> float:
+def max_bandwidth_share(op: MemoryOp) -> float:
     """Return the largest share of the bandwidth that a class of work can seem to have.
 
     Permutations are counted as if each copy of a token were read from memory; a kernel that reads a
@@ -178,7 +182,7 @@ class LaunchCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if (value := getattr(self, name)) is not None
         }
         figures = {"kernel_s": self.kernel_s, "host_s": self.host_s, "graph_s": self.graph_s}
-        require(_not_negative(**figures, **layers))
+        raise_problems(_not_negative(**figures, **layers))
 
 
 class LinkCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,13 +197,14 @@ class LinkCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        require(_shares(share=self.share), _shares(0.0, crossing=self.crossing))
+        raise_problems(_shares(share=self.share), _shares(0.0, crossing=self.crossing))
 
 
-class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CurveResiduals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a curve leaves unexplained at measured shapes, and so near them.
 
-    Logarithms of measured over predicted time, smoothed and interpolated (`residuals.py`).
+    Logarithms of measured over predicted time, smoothed and interpolated: see
+    `residual_correction`.
     """
 
     family: ResidualFamily
@@ -214,13 +219,15 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The measured shapes: of each the kind, the sizes and the weight."""
 
     def __post_init__(self) -> None:
-        require(
+        raise_problems(
             _shares(0.0, likeness=self.likeness),
-            real("reach", self.reach, 0.01, 100.0),
+            check_number("reach", self.reach, 0.01, 100.0),
             [problem for point in self.points for problem in _unreadable(point)],
         )
 
-    def split(self) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    def parse_points(
+        self,
+    ) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
         """Return kinds, sizes and weights of the points."""
         words = [point.split() for point in self.points]
         return (
@@ -230,7 +237,7 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
 
 
-class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeasuredPeaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What shares are shares of, for a device that no catalog describes: the best seen there.
 
     The fields are those of a `Gpu`, whose place they take.
@@ -245,83 +252,30 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fp8_flops: float | None = None
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(sms=self.sms)
-        bounds.positive(**{name: value for name, value in self.given.items() if name != "sms"})
-        bounds.require()
+        bounds.positive(
+            **{name: value for name, value in self.known_peaks.items() if name != "sms"}
+        )
+        bounds.raise_problems()
 
     @property
-    def given(self) -> dict[str, float]:
+    def known_peaks(self) -> dict[str, float]:
         """The figures there are, by field."""
         figures = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in figures.items() if value is not None}
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured efficiencies of one device, which replace the default curves one by one."""
-
-    gpu: str
-    """Catalog name of the device; for one that is not there, what a cluster's file calls it."""
-    source: str
-    """Where, when and with which software it was measured."""
-    products: tuple[ProductCurve, ...] = ()
-    """One curve per precision."""
-    attention: tuple[AttentionCurve, ...] = ()
-    """One curve per kernel and direction."""
-    memory: tuple[MemoryCurve, ...] = ()
-    """One figure per class of elementwise work."""
-    launch: LaunchCurve | None = None
-    """What launching costs."""
-    link: LinkCurve | None = None
-    """What copies to and from the host reach."""
-    grouped_efficiency: float | None = None
-    """Efficiency of a grouped product over a dense one."""
-    grouped_launch_s: float | None = None
-    """Time a grouped product takes on top of a dense one's launch."""
-    sustained_slowdown: float | None = None
-    """How much longer large products take under lasting full load (power limit) than cool."""
-    grouped: ProductCurve | None = None
-    """A curve of grouped products' own, in place of the two figures above for its precision."""
-    residuals: tuple[Residuals, ...] = ()
-    """What the curves leave, for those measured shape by shape."""
-    software: str = ""
-    """Whose kernels were measured under load, as that software calls them: predictions of it need
-    no allowance for what happens inside a step. Empty: kernels alone, as a library runs them."""
-    peaks: Peaks | None = None
-    """What the shares are of where the device is in no catalog."""
-
-    def __post_init__(self) -> None:
-        problems = [
-            *_twice("products", [curve.precision for curve in self.products]),
-            *_twice("attention", [f"{c.kernel} {c.part}" for c in self.attention]),
-            *_twice("memory", [curve.op for curve in self.memory]),
-            *_twice("residuals", [f"{one.family} {one.name}" for one in self.residuals]),
-        ]
-        if self.grouped_efficiency is not None:
-            problems += _shares(grouped_efficiency=self.grouped_efficiency)
-        if self.grouped_launch_s is not None:
-            problems += _not_negative(grouped_launch_s=self.grouped_launch_s)
-        if self.sustained_slowdown is not None:
-            problems += real("sustained_slowdown", self.sustained_slowdown, 1.0, 10.0)
-        require(problems)
-
-
-def load_calibration(path: str | Path) -> Calibration:
-    """Read a calibration from a TOML, JSON or YAML file."""
-    return load(Calibration, path)
-
-
-def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration to a file that `load_calibration` reads back to an equal value."""
-    Path(path).write_text(dump(calibration, Path(path).suffix), encoding="utf-8")
-
-
 def _shares(least: float = 1e-6, **values: float) -> list[Problem]:
-    return [problem for name, value in values.items() for problem in real(name, value, least, 1.0)]
+    return [
+        problem
+        for name, value in values.items()
+        for problem in check_number(name, value, least, 1.0)
+    ]
 
 
 def _not_negative(**values: float) -> list[Problem]:
-    bounds = Bounds()
+    bounds = FieldChecker()
     bounds.not_negative(**values)
     return bounds.problems
 
@@ -336,8 +290,3 @@ def _unreadable(point: str) -> list[Problem]:
         sound = False
     fix = "write a kind, sizes and a weight, like `forward 4096 1024 640 0.02`"
     return [] if sound else [Problem("points", f"{point!r} is no measured shape", fix)]
-
-
-def _twice(where: str, keys: list[str]) -> list[Problem]:
-    seen = {key for key in keys if keys.count(key) > 1}
-    return [Problem(where, f"{key} is given twice", "keep one") for key in sorted(seen)]

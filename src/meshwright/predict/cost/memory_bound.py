@@ -9,9 +9,9 @@ usual classes. Data small enough to stay in the last cache moves faster than sai
 from functools import lru_cache
 
 from meshwright.predict.cost.curves import MemoryOp
-from meshwright.predict.cost.device import DeviceCosts
+from meshwright.predict.cost.device_costs import DeviceCosts
 
-PASSES: dict[MemoryOp, float] = {
+ACCESSES_PER_ELEMENT: dict[MemoryOp, float] = {
     "copy": 2.0,
     "residual": 3.0,
     "norm": 2.0,
@@ -48,7 +48,7 @@ def memory_s(device: DeviceCosts, op: MemoryOp, size_bytes: float) -> float:
 
 def bytes_moved(op: MemoryOp, elements: float, element_bytes: float = 2.0) -> float:
     """Return the bytes that a usual kernel of the class moves for so many input elements."""
-    return PASSES[op] * elements * element_bytes
+    return ACCESSES_PER_ELEMENT[op] * elements * element_bytes
 
 
 def optimizer_s(device: DeviceCosts, size_bytes: float) -> float:

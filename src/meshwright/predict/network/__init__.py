@@ -1,33 +1,38 @@
 """Time of communication: collectives, experts' exchanges and pipelines' messages.
 
-NCCL's cost model restated (`tuning`), what measurements add to it (`fabric`), and the least time
-that wires allow (`bounds`). Placements come from clusters and rank numbers.
+NCCL's cost model restated (`nccl_tuning`), what measurements add to it (`link_corrections`), and
+the least time that wires allow (`wire_bound`). Placements come from clusters and rank numbers.
 """
 
-from meshwright.policy.collective.bus import bus_factor
-from meshwright.predict.network.collective import (
+from meshwright.policy.collective.bus_bandwidth import bus_factor
+from meshwright.predict.network.collective_cost import (
     CollectiveCost,
-    collective,
     collective_s,
     compute_share,
-    least_s_per_byte,
+    min_s_per_byte,
+    predict_collective,
 )
-from meshwright.predict.network.experts import ExpertTraffic, expert_exchange
-from meshwright.predict.network.placement import Placement, crowded, placement, strided
-from meshwright.predict.network.tuning import Op
+from meshwright.predict.network.expert_dispatch import ExpertTraffic, predict_expert_dispatch
+from meshwright.predict.network.nccl_tuning import NcclOp
+from meshwright.predict.network.placement import (
+    Placement,
+    build_placement,
+    build_strided_placement,
+    share_nics,
+)
 
 __all__ = [
     "CollectiveCost",
     "ExpertTraffic",
-    "Op",
+    "NcclOp",
     "Placement",
+    "build_placement",
+    "build_strided_placement",
     "bus_factor",
-    "collective",
     "collective_s",
     "compute_share",
-    "crowded",
-    "expert_exchange",
-    "least_s_per_byte",
-    "placement",
-    "strided",
+    "min_s_per_byte",
+    "predict_collective",
+    "predict_expert_dispatch",
+    "share_nics",
 ]

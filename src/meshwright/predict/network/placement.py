@@ -12,18 +12,18 @@ from typing import Literal
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.predict.network.constants import sm_number
+from meshwright.predict.network.nccl_constants import parse_sm
 from meshwright.spec.cluster import Cluster
 
-Inside = Literal["scale-up", "host", "none"]
+IntraDomainLink = Literal["scale-up", "host", "none"]
 
 
-class Links(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class ClusterLinks(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What joins the GPUs of a cluster: the figures that do not depend on the group."""
 
     sm: int
     """Compute capability as NCCL counts it; other makers' devices go by the nearest in date."""
-    nccl: bool
+    uses_nccl: bool
     """Whether the device is NVIDIA's, so that NCCL's own choice applies."""
     scale_up: str
     """Kind of the fast links: nvlink, xgmi, pcie, shared-memory."""
@@ -35,51 +35,53 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """GPUs that the fast links join."""
     switched: bool
     """Whether a switch joins them."""
-    multicast: bool
+    has_in_network_switch: bool
     """Whether that switch adds up and copies what passes (NVLS)."""
     host_bytes_per_s: float
     """One GPU's link to the host, where the network cards are."""
     fabric: str
     """Kind of the network between units; `none` where there is none."""
-    fabric_reduces: bool
+    has_in_network_fabric: bool
     """Whether its switches add up what passes (SHARP)."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Where one group of ranks lies on a cluster."""
 
-    links: Links
+    links: ClusterLinks
     ranks: int
     """Ranks of the group."""
-    units: int
+    domains: int
     """Nodes (or larger scale-up domains) that hold them."""
-    per_unit: int
+    ranks_per_domain: int
     """Ranks in the fullest unit."""
-    inside: Inside
+    intra_link: IntraDomainLink
     """What joins the ranks of one unit: the fast links, the host, or nothing (one rank each)."""
-    cards: int
+    nics: int
     """Network cards of a unit that the group's GPUs are nearest to; a GPU's own cards count as
     one."""
-    card_bytes_per_s: float
+    nic_bytes_per_s: float
     """Wire speed of one of them."""
-    sharers: float
+    groups_per_nic: float
     """Groups that use each card at the same time."""
-    ring_thinning: float
+    ring_oversubscription: float
     """How many times less the fabric's upper layers leave for traffic to the next unit."""
-    spread_thinning: float
+    all_to_all_oversubscription: float
     """How many times less they leave for traffic to all units."""
-    card_s: float
+    nic_latency_s: float
     """The least an empty message takes from unit to unit, without the switches."""
-    switches_s: float
+    switch_latency_s: float
     """What the switches between the group's units add to it."""
 
     @property
-    def share(self) -> float:
+    def network_slowdown(self) -> float:
         """How many times less of the network the group has than its cards carry alone."""
-        return self.sharers * self.ring_thinning
+        return self.groups_per_nic * self.ring_oversubscription
 
 
-def placement(cluster: Cluster, ranks: Sequence[int], *, sharers: float | None = None) -> Placement:
+def build_placement(
+    cluster: Cluster, ranks: Sequence[int], *, sharers: float | None = None
+) -> Placement:
     """Return where `ranks` lie, in the order of their index in the group.
 
     `sharers` says how many groups use each network card at the same time. Left out, every GPU of
@@ -102,7 +104,7 @@ def placement(cluster: Cluster, ranks: Sequence[int], *, sharers: float | None =
 
 
 @lru_cache(maxsize=65536)
-def strided(
+def build_strided_placement(
     cluster: Cluster, first: int, size: int, stride: int = 1, *, sharers: float | None = None
 ) -> Placement:
     """Return where the ranks `first`, `first + stride`, … lie: the groups of a `Layout`."""
@@ -117,7 +119,7 @@ def strided(
     problems += _sharers_problems(sharers)
     if problems:
         raise InputError(problems)
-    unit = unit_gpus(cluster)
+    unit = count_domain_gpus(cluster)
     regular = stride % unit == 0 or (unit % stride == 0 and first % unit < stride)
     if not regular or size * stride <= unit:
         return _counted(cluster, range(first, last + 1, stride), sharers)
@@ -136,42 +138,42 @@ def strided(
     )
 
 
-def crowded(place: Placement, groups: float) -> Placement:
+def share_nics(place: Placement, groups: float) -> Placement:
     """Return the same group while `groups` times as many use its network cards."""
     problems = _sharers_problems(groups)
     if problems:
         raise InputError(problems)
-    return msgspec.structs.replace(place, sharers=place.sharers * groups)
+    return msgspec.structs.replace(place, groups_per_nic=place.groups_per_nic * groups)
 
 
-def unit_gpus(cluster: Cluster) -> int:
+def count_domain_gpus(cluster: Cluster) -> int:
     """Return the GPUs of one unit: a node, or a scale-up domain where that is larger."""
     return max(cluster.gpus_per_node, cluster.scale_up.gpus)
 
 
 @lru_cache(maxsize=1024)
-def links(cluster: Cluster) -> Links:
+def read_cluster_links(cluster: Cluster) -> ClusterLinks:
     """Return what joins the GPUs of a cluster."""
-    sm = sm_number(cluster.gpu.arch)
-    return Links(
+    sm = parse_sm(cluster.gpu.arch)
+    return ClusterLinks(
         # RCCL is a port of NCCL: its devices are looked up as the NVIDIA part of their year.
         sm=90 if sm is None else sm,
-        nccl=sm is not None,
+        uses_nccl=sm is not None,
         scale_up=cluster.scale_up.kind,
         gpu_bytes_per_s=cluster.scale_up.gpu_bytes_per_s,
-        pair_bytes_per_s=cluster.scale_up.pair_rate,
+        pair_bytes_per_s=cluster.scale_up.effective_pair_bytes_per_s,
         domain_gpus=cluster.scale_up.gpus,
         switched=cluster.scale_up.switched,
-        multicast=cluster.scale_up.in_network_reduction,
+        has_in_network_switch=cluster.scale_up.in_network_reduction,
         host_bytes_per_s=cluster.host.gpu_bytes_per_s,
         fabric=cluster.fabric.kind,
-        fabric_reduces=cluster.fabric.in_network_reduction,
+        has_in_network_fabric=cluster.fabric.in_network_reduction,
     )
 
 
 def _counted(cluster: Cluster, ranks: Sequence[int], sharers: float | None) -> Placement:
     """Reduce ranks in any order by counting them unit by unit."""
-    unit = unit_gpus(cluster)
+    unit = count_domain_gpus(cluster)
     units: dict[int, list[int]] = {}
     for rank in ranks:
         units.setdefault(rank // unit, []).append(rank)
@@ -195,7 +197,7 @@ def _placed(
     unit_numbers: Sequence[int],
     sharers: float | None,
 ) -> Placement:
-    inside: Inside = "none"
+    inside: IntraDomainLink = "none"
     if len(local) > 1:
         domains = {rank // cluster.scale_up.gpus for rank in local}
         inside = "scale-up" if len(domains) == 1 else "host"
@@ -203,18 +205,18 @@ def _placed(
     ring, spread, switches_s = _fabric(cluster, unit_numbers) if units > 1 else (1.0, 1.0, 0.0)
     nic_s = 0.0 if cluster.nics is None or units == 1 else cluster.nics.latency_s
     return Placement(
-        links=links(cluster),
+        links=read_cluster_links(cluster),
         ranks=ranks,
-        units=units,
-        per_unit=len(local),
-        inside=inside,
-        cards=cards,
-        card_bytes_per_s=card_rate,
-        sharers=busiest if sharers is None else float(sharers),
-        ring_thinning=ring,
-        spread_thinning=spread,
-        card_s=nic_s,
-        switches_s=switches_s,
+        domains=units,
+        ranks_per_domain=len(local),
+        intra_link=inside,
+        nics=cards,
+        nic_bytes_per_s=card_rate,
+        groups_per_nic=busiest if sharers is None else float(sharers),
+        ring_oversubscription=ring,
+        all_to_all_oversubscription=spread,
+        nic_latency_s=nic_s,
+        switch_latency_s=switches_s,
     )
 
 
@@ -222,7 +224,7 @@ def _cards(cluster: Cluster, local: tuple[int, ...]) -> tuple[int, float, float]
     """Return the cards near these GPUs, the speed of one, and the groups on the busiest one."""
     nics = cluster.nics
     if nics is None:
-        what = f"{cluster.name} has no network card, yet the group spans nodes or domains"
+        what = f"{cluster.name} has no NIC, yet the group spans nodes or domains"
         raise InputError([Problem("ranks", what, "keep the group inside one domain")])
     gpus = cluster.gpus_per_node
     if nics.per_node >= gpus:
@@ -264,4 +266,4 @@ def _fabric(cluster: Cluster, units: Sequence[int]) -> tuple[float, float, float
 def _sharers_problems(sharers: float | None) -> list[Problem]:
     if sharers is None or sharers >= 1:
         return []
-    return [Problem("sharers", f"{sharers!r} groups share a card", "use 1 or more")]
+    return [Problem("sharers", f"{sharers!r} groups share a NIC", "use 1 or more")]

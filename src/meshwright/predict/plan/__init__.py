@@ -2,21 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.predict.plan.answer import Answer, Plan, find_plans
-    from meshwright.predict.plan.question import Question, Space, read_fixed
+    from meshwright.predict.plan.answer.plan_answer import Plan, PlanAnswer
+    from meshwright.predict.plan.planner import find_plans
+    from meshwright.predict.plan.question.layout_space import LayoutSpace, parse_fixed_fields
+    from meshwright.predict.plan.question.plan_question import PlanQuestion
 
-_HOMES = {
-    "Answer": "meshwright.predict.plan.answer",
-    "Plan": "meshwright.predict.plan.answer",
-    "Question": "meshwright.predict.plan.question",
-    "Space": "meshwright.predict.plan.question",
-    "find_plans": "meshwright.predict.plan.answer",
-    "read_fixed": "meshwright.predict.plan.question",
+_MODULES = {
+    "PlanAnswer": "meshwright.predict.plan.answer.plan_answer",
+    "Plan": "meshwright.predict.plan.answer.plan_answer",
+    "PlanQuestion": "meshwright.predict.plan.question.plan_question",
+    "LayoutSpace": "meshwright.predict.plan.question.layout_space",
+    "find_plans": "meshwright.predict.plan.planner",
+    "parse_fixed_fields": "meshwright.predict.plan.question.layout_space",
 }
 
-__all__ = ["Answer", "Plan", "Question", "Space", "find_plans", "read_fixed"]
+__all__ = ["LayoutSpace", "Plan", "PlanAnswer", "PlanQuestion", "find_plans", "parse_fixed_fields"]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -20,23 +20,23 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from meshwright.run.kernels.gradient_format import gradient_format
-from meshwright.run.kernels.language import Backend, on_triton, tl, triton
+from meshwright.run.kernels.autograd import get_grad_dtype
+from meshwright.run.kernels.triton_compat import KernelBackend, should_use_triton, tl, triton
 
 COLUMNS = 512
 """Columns of one program: rows of a frequent number are shared out over D / 512 programs."""
 WARPS = 2
 
 
-def embedding(numbers: Tensor, weight_VD: Tensor, *, backend: Backend = "auto") -> Tensor:
+def embedding(numbers: Tensor, weight_VD: Tensor, *, backend: KernelBackend = "auto") -> Tensor:
     """Return the row of each number."""
-    if not on_triton(backend, weight_VD):
-        return plain_embedding(numbers, weight_VD)
+    if not should_use_triton(backend, weight_VD):
+        return embedding_reference(numbers, weight_VD)
     rows: Tensor = _Embedding.apply(numbers, weight_VD)
     return rows
 
 
-def plain_embedding(numbers: Tensor, weight_VD: Tensor) -> Tensor:
+def embedding_reference(numbers: Tensor, weight_VD: Tensor) -> Tensor:
     """Do the same as torch does it."""
     return torch.nn.functional.embedding(numbers, weight_VD)
 
@@ -45,18 +45,18 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, weight_VD: Tensor) -> Tensor:
         ctx.save_for_backward(numbers)
-        ctx.rows, ctx.dtype = weight_VD.shape[0], gradient_format(weight_VD)
-        return plain_embedding(numbers, weight_VD)
+        ctx.rows, ctx.dtype = weight_VD.shape[0], get_grad_dtype(weight_VD)
+        return embedding_reference(numbers, weight_VD)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (numbers,) = ctx.saved_tensors
         flat_ND = grad.reshape(-1, grad.shape[-1]).contiguous()
-        return None, add_rows(flat_ND, numbers.reshape(-1), ctx.rows, ctx.dtype)
+        return None, sum_grads_by_row(flat_ND, numbers.reshape(-1), ctx.rows, ctx.dtype)
 
 
-def add_rows(grad_ND: Tensor, numbers_N: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+def sum_grads_by_row(grad_ND: Tensor, numbers_N: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """Return a table of `rows` rows, each the sum of the gradients that its number got."""
     tokens, width = grad_ND.shape
     table_VD = torch.zeros(rows, width, device=grad_ND.device, dtype=dtype)

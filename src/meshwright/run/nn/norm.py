@@ -1,4 +1,4 @@
-"""`Norm`: RMS norm or layer norm over the last axis, alone or fused with the add before it.
+"""`NormLayer`: RMS norm or layer norm over the last axis, alone or fused with the add before it.
 
 The residual stream travels through the blocks as a pair, the last branch's output and the stream
 before it, so that each sum is made inside the norm that reads it and costs no pass of its own.
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.run.kernels.rms_norm import add_rms_norm, rms_norm
+from meshwright.run.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from meshwright.spec.model import block
 
 
-class Norm(nn.Module):
-    """A norm of one width, as a model's `Norm` describes it.
+class NormLayer(nn.Module):
+    """A norm of one width, as a model's `NormSpec` describes it.
 
     `weight` is absent for a layer norm without weights, `bias` where there is none.
     """
@@ -21,7 +21,7 @@ class Norm(nn.Module):
     def __init__(
         self,
         width: int,
-        spec: block.Norm,
+        spec: block.NormSpec,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -38,7 +38,7 @@ class Norm(nn.Module):
         self.register_parameter("weight", vector(spec.kind != "layer-plain"))
         self.register_parameter("bias", vector(spec.kind != "layer-plain" and spec.bias))
 
-    def first_values(self) -> dict[str, float]:
+    def get_initial_values(self) -> dict[str, float]:
         """Return the value each parameter starts from: the norm leaves the scale alone."""
         return {"weight": 0.0 if self.unit_offset else 1.0, "bias": 0.0}
 
@@ -52,7 +52,7 @@ class Norm(nn.Module):
             weight = weight + 1
         return functional.layer_norm(x, x.shape[-1:], weight, self.bias, self.eps)
 
-    def add(self, branch: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, branch: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add a branch to the stream; return the sum normalised, and the sum."""
         if residual is None:
             return self(branch), branch

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.run.kernels.documents import Documents
-from meshwright.spec.model.positions import Rotary, Temperature
+from meshwright.run.kernels.attention.packed_sequences import PackedSequences
+from meshwright.spec.model.rotary import AttentionTemperature, Rotary
 
 
 @dataclass(frozen=True)
-class Turns:
+class RotaryCosSin:
     """The cosines and sines a rotary kernel reads: fp32, (T, R) or (B, T, R)."""
 
     cos: Tensor
     sin: Tensor
 
 
-class Tables:
+class PositionTables:
     """The rotary tables and slopes of one model, made on the device that asks and then kept.
 
     They are no buffers of a module: a model may be built without memory and laid out anywhere, and
@@ -36,10 +36,12 @@ class Tables:
 
     def __init__(self, max_positions: int) -> None:
         self.max_positions = max_positions
-        self._turns: dict[tuple[object, ...], Turns] = {}
+        self._turns: dict[tuple[object, ...], RotaryCosSin] = {}
         self._slopes: dict[tuple[object, ...], Tensor] = {}
 
-    def turns(self, rotary: Rotary, width: int, length: int, device: torch.device) -> Turns:
+    def get_rotary(
+        self, rotary: Rotary, width: int, length: int, device: torch.device
+    ) -> RotaryCosSin:
         """Return cosines and sines of the first `length` positions."""
         # Only these rules look at the length; all others share the longest table so far.
         own = length if rotary.scaling in {"dynamic", "longrope"} else None
@@ -47,23 +49,23 @@ class Tables:
         made = self._turns.get(key)
         if made is None or len(made.cos) < length:
             made = self._turns[key] = self._make(rotary, width, length, device)
-        return Turns(made.cos[:length], made.sin[:length])
+        return RotaryCosSin(made.cos[:length], made.sin[:length])
 
-    def slopes(self, heads: int, device: torch.device) -> Tensor:
+    def get_alibi_slopes(self, heads: int, device: torch.device) -> Tensor:
         """Return the slope of every head's scores."""
         key = (heads, device)
         if key not in self._slopes:
-            self._slopes[key] = alibi_slopes(heads).to(device)
+            self._slopes[key] = compute_alibi_slopes(heads).to(device)
         return self._slopes[key]
 
-    def _make(self, rotary: Rotary, width: int, length: int, device: torch.device) -> Turns:
-        frequencies, factor = rotary_frequencies(rotary, width, length, self.max_positions)
+    def _make(self, rotary: Rotary, width: int, length: int, device: torch.device) -> RotaryCosSin:
+        frequencies, factor = compute_rotary_frequencies(rotary, width, length, self.max_positions)
         angles_TR = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
         cos, sin = angles_TR.cos() * factor, angles_TR.sin() * factor
-        return Turns(cos.to(device, torch.float32), sin.to(device, torch.float32))
+        return RotaryCosSin(cos.to(device, torch.float32), sin.to(device, torch.float32))
 
 
-class Places:
+class PositionInfo:
     """Where the tokens of one pass stand: their positions and documents, and what follows of them.
 
     Positions count from the start of each sequence, or of each document, unless given.
@@ -71,55 +73,68 @@ class Places:
 
     def __init__(
         self,
-        tables: Tables,
+        position_tables: PositionTables,
         tokens_BT: Tensor,
         *,
         positions: Tensor | None = None,
-        documents: Documents | None = None,
-        reach: int | None = None,
-        whole: int | None = None,
+        documents: PackedSequences | None = None,
+        max_position_count: int | None = None,
+        full_sequence_length: int | None = None,
     ) -> None:
-        """Tokens may be a part of sequences of `whole` tokens, whose `documents` are then given."""
+        """Take the tokens of a step.
+
+        With `full_sequence_length` they are part of longer sequences, and `documents` is given.
+        """
         batch, length = tokens_BT.shape
         if positions is None and documents is not None:
             positions = documents.positions(batch, length)
-        self.tables, self.shape, self.device = tables, (batch, length), tokens_BT.device
+        self.position_tables, self.shape, self.device = (
+            position_tables,
+            (batch, length),
+            tokens_BT.device,
+        )
         self.positions, self.documents = positions, documents
-        self.whole = whole or length
+        self.full_sequence_length = full_sequence_length or length
         """Tokens of a sequence, those that other ranks have included."""
-        self.reach = reach or self.whole
+        self.max_position_count = max_position_count or self.full_sequence_length
         """One more than the highest position."""
-        self._turns: dict[tuple[Rotary, int], Turns] = {}
+        self._turns: dict[tuple[Rotary, int], RotaryCosSin] = {}
 
-    def turns(self, rotary: Rotary, width: int) -> Turns:
+    def get_rotary(self, rotary: Rotary, width: int) -> RotaryCosSin:
         """Return the cosines and sines of these tokens."""
         key = (rotary, width)
         made = self._turns.get(key)
         if made is None:
-            made = self.tables.turns(rotary, width, self.reach, self.device)
+            made = self.position_tables.get_rotary(
+                rotary, width, self.max_position_count, self.device
+            )
             if self.positions is not None:
                 # Where all sequences have the same positions, one row serves them.
                 rows = self.positions[0] if len(self.positions) == 1 else self.positions
-                made = Turns(made.cos[rows], made.sin[rows])
+                made = RotaryCosSin(made.cos[rows], made.sin[rows])
             self._turns[key] = made
         return made
 
-    def slopes(self, heads: int) -> Tensor:
+    def get_alibi_slopes(self, heads: int) -> Tensor:
         """Return the slope of every head's scores."""
-        return self.tables.slopes(heads, self.device)
+        return self.position_tables.get_alibi_slopes(heads, self.device)
 
-    def positions_BT(self) -> Tensor:  # noqa: N802
+    def get_positions_BT(self) -> Tensor:  # noqa: N802
         """Return the position of every token, (B or 1, T)."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.shape[1], device=self.device)[None]
 
-    def documents_BT(self) -> Tensor | None:  # noqa: N802
+    def get_document_ids_BT(self) -> Tensor | None:  # noqa: N802
         """Return the number of every token's document, of whole sequences; None without any."""
-        return None if self.documents is None else self.documents.ids(self.shape[0], self.whole)
+        return (
+            None
+            if self.documents is None
+            else self.documents.ids(self.shape[0], self.full_sequence_length)
+        )
 
 
-def rotary_frequencies(
+def compute_rotary_frequencies(
     rotary: Rotary, width: int, length: int, max_positions: int
 ) -> tuple[Tensor, float]:
     """Return the angle each pair of dimensions turns per position, and the output's multiplier."""
@@ -136,7 +151,7 @@ def rotary_frequencies(
         case "llama3":
             return _llama3(rotary, plain, original), 1.0
         case "yarn":
-            return _yarn(rotary, plain, original), yarn_factor(rotary)
+            return _yarn(rotary, plain, original), compute_yarn_factor(rotary)
         case "longrope":
             factors = rotary.long_factors if length > original else rotary.short_factors
             stretch = torch.tensor(factors, dtype=torch.float64) if factors else 1.0
@@ -167,19 +182,19 @@ def _yarn(rotary: Rotary, plain: Tensor, original: int) -> Tensor:
     return plain * (1 - stretched) + plain / rotary.factor * stretched
 
 
-def yarn_growth(factor: float, mscale: float = 1.0) -> float:
+def compute_yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     """Return yarn's temperature for a context stretched by `factor`: 0.1 · mscale · ln(f) + 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def yarn_factor(rotary: Rotary) -> float:
+def compute_yarn_factor(rotary: Rotary) -> float:
     """Return what yarn multiplies cosines and sines by."""
     if rotary.attention_factor is not None:
         return rotary.attention_factor
     if rotary.mscale and rotary.mscale_all_dim:
-        above = yarn_growth(rotary.factor, rotary.mscale)
-        return above / yarn_growth(rotary.factor, rotary.mscale_all_dim)
-    return yarn_growth(rotary.factor)
+        above = compute_yarn_mscale(rotary.factor, rotary.mscale)
+        return above / compute_yarn_mscale(rotary.factor, rotary.mscale_all_dim)
+    return compute_yarn_mscale(rotary.factor)
 
 
 def _longrope_factor(rotary: Rotary, original: int, max_positions: int) -> float:
@@ -189,7 +204,7 @@ def _longrope_factor(rotary: Rotary, original: int, max_positions: int) -> float
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def alibi_slopes(heads: int) -> Tensor:
+def compute_alibi_slopes(heads: int) -> Tensor:
     """Return the slope of every head (Press et al., arXiv 2108.12409), fp32.
 
     A power of two of heads falls evenly from 2^(-8/heads) to 2^-8; other counts take the slopes of
@@ -201,7 +216,7 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.tensor(slopes, dtype=torch.float64).float()
 
 
-def query_growth(temperature: Temperature, positions: Tensor) -> Tensor:
+def compute_query_scale(temperature: AttentionTemperature, positions: Tensor) -> Tensor:
     """Return what queries at these positions are multiplied by, fp32."""
     steps = ((positions.float() + 1) / temperature.floor).floor()
     return 1 + temperature.scale * torch.log1p(steps)

@@ -3,14 +3,15 @@
 Two ways, both through autograd's hooks on saved tensors, so that memory is freed by nobody holding
 it and gradients are those of the same numbers:
 
-dropped    one tensor that is cheap to make again from what is kept anyway: the output of a norm
-           (from the stream), of an activation (from its input), of attention's up projections
-           (from the latents). While it is read, whoever saves it saves a note instead. Megatron
-           calls this output-discarding recompute.
-Replay     a whole function: everything it saves is dropped, and backward runs it once more.
+drop_saved_tensors  one tensor that is cheap to make again from what is kept anyway: the output of a
+                    norm (from the stream), of an activation (from its input), of attention's up
+                    projections (from the latents). While it is read, whoever saves it saves a note
+                    instead. Megatron calls this output-discarding recompute.
+RecomputedFunction  a whole function: what it saves is dropped, and backward runs it once more.
 
-`use_recompute` says which of them a decoder uses, as a `Layout` describes it. Modules read their
-own `recompute`, a set of operation names; a layer whose set holds `FULL` is replayed whole.
+`apply_recompute` says which of them a decoder uses, as a `Layout` describes it. Modules read their
+own `recompute`, a set of operation names; a layer whose set holds `FULL_RECOMPUTE` is replayed
+whole.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,11 +23,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.kinds import RecomputeOp
+from meshwright.spec.layout.choices import RecomputeOp
 
-FULL: Literal["full"] = "full"
-Op = RecomputeOp | Literal["full"]
-NOTHING: frozenset[Op] = frozenset()
+FULL_RECOMPUTE: Literal["full"] = "full"
+RecomputeOpOrFull = RecomputeOp | Literal["full"]
+NO_RECOMPUTE: frozenset[RecomputeOpOrFull] = frozenset()
 
 
 class _Note:
@@ -59,7 +60,7 @@ class _Dropped:
         return made
 
 
-def dropped(*pairs: tuple[Tensor, Callable[[], Tensor]]) -> AbstractContextManager[Any]:
+def drop_saved_tensors(*pairs: tuple[Tensor, Callable[[], Tensor]]) -> AbstractContextManager[Any]:
     """Keep those inside from saving some tensors for backward, where each is made anew.
 
     Each function has to return the same numbers in the same layout; it runs without gradients.
@@ -109,11 +110,11 @@ class _Hold(torch.autograd.Function):
         raise AssertionError("nobody runs backward through what is only kept")
 
 
-class Replay:
+class RecomputedFunction:
     """A function that saves nothing but its inputs; backward runs it again for the rest.
 
-    Call it once. Its results can be dropped too, with `output` to make them again: the same second
-    run serves both.
+    Call it once. Its results can be dropped too, with `recompute_output` to make them again: the
+    same second run serves both.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -140,7 +141,7 @@ class Replay:
         with saved_tensors_hooks(self._pack, self._unpack):
             return self.function(*inputs)
 
-    def output(self, index: int = 0) -> Tensor:
+    def recompute_output(self, index: int = 0) -> Tensor:
         """Make one of the results again."""
         if not self._outputs:
             self._wants_outputs = True
@@ -194,29 +195,29 @@ def _never(_: object) -> Tensor:
     raise AssertionError("nobody runs backward through a replay")
 
 
-def layer_ops(layout: Layout, layers: int) -> tuple[frozenset[Op], ...]:
+def list_recompute_ops(layout: Layout, layers: int) -> tuple[frozenset[RecomputeOpOrFull], ...]:
     """Return what each of some layers recomputes: the first `recompute_layers`, or all."""
-    ops: frozenset[Op] = frozenset(layout.recompute_ops)
+    ops: frozenset[RecomputeOpOrFull] = frozenset(layout.recompute_ops)
     if layout.recompute == "full":
-        ops = frozenset({FULL})
+        ops = frozenset({FULL_RECOMPUTE})
     elif layout.recompute == "none":
-        ops = NOTHING
+        ops = NO_RECOMPUTE
     covered = layers if layout.recompute_layers is None else min(layers, layout.recompute_layers)
-    return (ops,) * covered + (NOTHING,) * (layers - covered)
+    return (ops,) * covered + (NO_RECOMPUTE,) * (layers - covered)
 
 
-def use_recompute(layers: Iterable[nn.Module], layout: Layout) -> None:
+def apply_recompute(layers: Iterable[nn.Module], layout: Layout) -> None:
     """Have the layers of one pipeline chunk recompute what a layout says."""
     found = list(layers)
-    for layer, ops in zip(found, layer_ops(layout, len(found)), strict=True):
+    for layer, ops in zip(found, list_recompute_ops(layout, len(found)), strict=True):
         _tell(layer, ops)
-        if getattr(layer, "whole", None) == "moe":
+        if getattr(layer, "mlp_recompute_op", None) == "moe":
             # Shared experts follow their own operation; what runs whole drops nothing inside.
             experts = getattr(layer, "mlp", None)
-            _tell(experts if "moe" in ops else getattr(experts, "shared", None), NOTHING)
+            _tell(experts if "moe" in ops else getattr(experts, "shared", None), NO_RECOMPUTE)
 
 
-def _tell(module: nn.Module | None, ops: frozenset[Op]) -> None:
+def _tell(module: nn.Module | None, ops: frozenset[RecomputeOpOrFull]) -> None:
     for each in () if module is None else module.modules():
         if hasattr(each, "recompute"):
             # `nn.Module` takes any attribute; these declare theirs as a set of operations.

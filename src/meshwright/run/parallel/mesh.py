@@ -14,13 +14,17 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.chosen import Algorithms, Chosen, faults
-from meshwright.run.parallel.collective.team import Team
-from meshwright.run.parallel.group import Group
-from meshwright.run.parallel.journal import Journal
-from meshwright.run.parallel.recorder import Recorder
+from meshwright.run.parallel.algorithm_selection import (
+    AlgorithmsByGroup,
+    SelectedAlgorithms,
+    find_algorithm_problems,
+)
+from meshwright.run.parallel.collective.communicator import RankCommunicator
+from meshwright.run.parallel.flight_recorder import FlightRecorder
+from meshwright.run.parallel.group_coordinator import GroupCoordinator
+from meshwright.run.parallel.timeline_recorder import TimelineRecorder
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.ranks import coordinate, expert_coordinate, group_of
+from meshwright.spec.layout.ranks import get_coordinate, get_expert_coordinate, get_process_group
 
 AXES = (
     "tp",
@@ -41,20 +45,20 @@ EXPERT_AXES = ("ep", "expert_tp", "expert_dp", "expert_tp-ep", "expert_tp-ep-pp"
 """Groups of the routed experts."""
 _OWN = frozenset({"pp", "mirror"})
 """Groups that share torch's with no other."""
-WORLD = "tp-cp-dp-pp"
+WORLD_AXES = "tp-cp-dp-pp"
 """The group of all ranks."""
-_PATIENCE_S = 60.0
-"""How long an algorithm of choice may stand still, unless told."""
+_DEFAULT_STALL_TIMEOUT_S = 60.0
+"""How long a selected collective algorithm may make no progress, by default."""
 
 
-def algorithm_problems(layout: Layout, algorithms: Algorithms) -> list[Problem]:
+def list_algorithm_problems(layout: Layout, algorithms: AlgorithmsByGroup) -> list[Problem]:
     """Return what of a choice of algorithms a layout's groups cannot do, each with a fix."""
 
     def ranks(axes: str) -> int:
         # Groups of one name are equally large; of those that not all ranks are in, the first is.
-        return len(group_of(layout, 0, axes)) or 1
+        return len(get_process_group(layout, 0, axes)) or 1
 
-    return faults(algorithms, ranks, (*AXES, *EXPERT_AXES))
+    return find_algorithm_problems(algorithms, ranks, (*AXES, *EXPERT_AXES))
 
 
 class Mesh:
@@ -65,13 +69,13 @@ class Mesh:
         layout: Layout,
         *,
         device: torch.device | str = "cpu",
-        patience_s: float | None = None,
-        algorithms: Algorithms | None = None,
-        recorder: Recorder | None = None,
+        timeout_s: float | None = None,
+        algorithms: AlgorithmsByGroup | None = None,
+        recorder: TimelineRecorder | None = None,
     ) -> None:
         """Make the groups; every rank of the running process group does so at the same point.
 
-        Without a process group the layout has to be one of a single device. `patience_s` is how
+        Without a process group the layout has to be one of a single device. `timeout_s` is how
         long a collective may take before torch gives up. `algorithms` names, for some groups and
         operations, what carries them out instead of the backend; `recorder` writes all of them
         into a timeline.
@@ -84,51 +88,51 @@ class Mesh:
             raise InputError([Problem("layout", what, fix)])
         self._algorithms: Mapping[str, Mapping[str, str]] = algorithms or {}
         every = (*AXES, *EXPERT_AXES)
-        wrong = algorithm_problems(layout, self._algorithms)
+        wrong = list_algorithm_problems(layout, self._algorithms)
         if wrong:
             raise InputError(wrong)
         self.layout, self.device = layout, torch.device(device)
-        self.place = coordinate(layout, self.rank)
-        self.expert_place = expert_coordinate(layout, self.rank)
-        self.journal = Journal()
-        self.aside = Journal()
+        self.coordinate = get_coordinate(layout, self.rank)
+        self.expert_coordinate = get_expert_coordinate(layout, self.rank)
+        self.flight_recorder = FlightRecorder()
+        self.background_recorder = FlightRecorder()
         """Of what goes on beside training, at its own pace: checkpoints."""
         self.recorder = recorder
-        self._patience = None if patience_s is None else timedelta(seconds=patience_s)
+        self._timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         self._handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
-        self._groups: dict[str, Group] = {}
-        self._teams: dict[tuple[int, ...], Team] = {}
+        self._groups: dict[str, GroupCoordinator] = {}
+        self._teams: dict[tuple[int, ...], RankCommunicator] = {}
         for axes in every:
-            self._groups[axes] = self._make(axes, group_of(layout, self.rank, axes))
+            self._groups[axes] = self._make(axes, get_process_group(layout, self.rank, axes))
         for count in range(2, layout.tp):
             # Neighbours that hold the same heads, should a model have fewer of them than ranks.
             if layout.tp % count == 0:
-                self.neighbours("tp", count)
+                self.get_subgroup("tp", count)
         if layout.schedule == "dualpipe" and layout.pp > 1:
             # Each rank holds the layers of the one as far from the other end as well.
-            line, index = self._groups["pp"].ranks, self.place.pp
+            line, index = self._groups["pp"].ranks, self.coordinate.pp
             pair = sorted((line[index], line[-1 - index]))
             self._groups["mirror"] = self._make("mirror", tuple(pair))
 
-    def __getitem__(self, axes: str) -> Group:
+    def __getitem__(self, axes: str) -> GroupCoordinator:
         """Return the group of ranks that differ from this one only along some axes."""
         return self._groups[axes]
 
     @property
-    def world(self) -> Group:
+    def world(self) -> GroupCoordinator:
         """All ranks."""
-        return self._groups[WORLD]
+        return self._groups[WORLD_AXES]
 
     @property
-    def recorder(self) -> Recorder | None:
+    def recorder(self) -> TimelineRecorder | None:
         """Who writes what is exchanged into a timeline; None where nobody does."""
-        return self.journal.recorder
+        return self.flight_recorder.timeline_recorder
 
     @recorder.setter
-    def recorder(self, recorder: Recorder | None) -> None:
-        self.journal.recorder = recorder
+    def recorder(self, recorder: TimelineRecorder | None) -> None:
+        self.flight_recorder.timeline_recorder = recorder
 
-    def warm(self, used: Iterable[Group]) -> None:
+    def connect_groups(self, used: Iterable[GroupCoordinator]) -> None:
         """Let the backend connect some groups now, where it would do so at their first use.
 
         NCCL makes a communicator with the first collective, and the way between two ranks with
@@ -136,11 +140,11 @@ class Mesh:
         Every rank calls it at the same point, with those of its groups that it will use; members of
         a group must agree. Gloo has connected by now.
         """
-        wanted = {id(group.handle): group for group in used if group.size > 1}
+        wanted = {id(group.process_group): group for group in used if group.size > 1}
         # The same order on all ranks, or they would wait for each other for ever.
         for group in self._groups.values():
-            if group.size > 1 and wanted.pop(id(group.handle), None) is not None:
-                group.warm(self.device)
+            if group.size > 1 and wanted.pop(id(group.process_group), None) is not None:
+                group.warm_up(self.device)
 
     def close(self) -> None:
         """End the threads of algorithms of choice; groups are torch's to end."""
@@ -148,7 +152,7 @@ class Mesh:
             team.close()
         self._teams = {}
 
-    def neighbours(self, axes: str, count: int) -> Group:
+    def get_subgroup(self, axes: str, count: int) -> GroupCoordinator:
         """Return the run of so many neighbouring ranks of a group that this one is in."""
         group = self._groups[axes]
         name = f"{axes}/{count}"
@@ -157,7 +161,7 @@ class Mesh:
             self._groups[name] = self._make(name, group.ranks[first : first + count])
         return self._groups[name]
 
-    def counterparts(self, axes: str, count: int) -> Group:
+    def get_cross_group(self, axes: str, count: int) -> GroupCoordinator:
         """Return the ranks of a group that stand where this one does in their run of so many."""
         group = self._groups[axes]
         name = f"{axes}%{count}"
@@ -165,7 +169,7 @@ class Mesh:
             self._groups[name] = self._make(name, group.ranks[group.index % count :: count])
         return self._groups[name]
 
-    def _make(self, axes: str, ranks: tuple[int, ...]) -> Group:
+    def _make(self, axes: str, ranks: tuple[int, ...]) -> GroupCoordinator:
         if not ranks:
             # A rank between the ends of a pipeline is in no group of the ends. It makes one all the
             # same: torch names a group by how many there are, which has to agree between members.
@@ -180,16 +184,16 @@ class Mesh:
         chosen = None
         if handle is not None and self._algorithms.get(axes):
             if ranks not in self._teams:
-                patience = self._patience or timedelta(seconds=_PATIENCE_S)
-                self._teams[ranks] = Team(handle, patience_s=patience.total_seconds())
-            chosen = Chosen(self._algorithms[axes], self._teams[ranks])
-        return Group(axes, ranks, self.rank, handle, self.journal, chosen=chosen)
+                timeout = self._timeout or timedelta(seconds=_DEFAULT_STALL_TIMEOUT_S)
+                self._teams[ranks] = RankCommunicator(handle, timeout_s=timeout.total_seconds())
+            chosen = SelectedAlgorithms(self._algorithms[axes], self._teams[ranks])
+        return GroupCoordinator(axes, ranks, self.rank, handle, self.flight_recorder, chosen=chosen)
 
     def _new(self, ranks: tuple[int, ...], *, alone: bool) -> dist.ProcessGroup:
         if not alone and len(ranks) == self.layout.gpus and dist.group.WORLD is not None:
             return dist.group.WORLD
         # Members alone make it: others may be in stages that never ask for it. It is never given
         # back, as torch would meet the addresses of the old one under the same name.
-        made = dist.new_group(list(ranks), timeout=self._patience, use_local_synchronization=True)
+        made = dist.new_group(list(ranks), timeout=self._timeout, use_local_synchronization=True)
         assert isinstance(made, dist.ProcessGroup), "this rank is a member"
         return made

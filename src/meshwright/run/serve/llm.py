@@ -1,43 +1,44 @@
 """`LLM`: answers to many prompts, offline, without a server.
 
 llm = LLM("path/of/model")
-llm.generate(["The capital of France is"], Sampling(temperature=0.0, max_tokens=8))
+llm.generate(["The capital of France is"], SamplingParams(temperature=0.0, max_tokens=8))
 llm.chat([{"role": "user", "content": "Hello"}])
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.ordering import longest_first
-from meshwright.run.serve.asked import Ask, Finish, Piece, Sampling, TokenLogprob
-from meshwright.run.serve.engine.ranks import SERVED, Ranks
-from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.engine.start import start_engine
-from meshwright.run.serve.model.words import Words
+from meshwright.policy.serving.offline_order import longest_first
+from meshwright.run.serve.engine.engine_config import EngineConfig
+from meshwright.run.serve.engine.executor.multiproc_executor import SERVING_RANKS, RankEntryPoint
+from meshwright.run.serve.engine.startup import start_engine
+from meshwright.run.serve.request import FinishReason, Request, RequestOutput, TokenLogprob
+from meshwright.run.serve.sampling_params import SamplingParams
+from meshwright.run.serve.tokenizer.tokenizer import Tokenizer
 from meshwright.spec.model import Model
 
-Prompt = str | Sequence[int]
+PromptInput = str | Sequence[int]
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One answer."""
 
     text: str
-    tokens: tuple[int, ...]
-    finish: Finish
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The answers to one prompt."""
 
-    prompt: tuple[int, ...]
-    choices: tuple[Choice, ...]
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
     cached_tokens: int = 0
     """Tokens of the prompt that were not computed anew."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -46,10 +47,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The first answer."""
-        return self.choices[0].text
+        return self.outputs[0].text
 
 
-class _Writing:
+class _ChoiceAccumulator:
     """One choice as far as it has come."""
 
     __slots__ = ("finish", "logprobs", "text", "tokens")
@@ -58,46 +59,66 @@ class _Writing:
         self.text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.finish: Finish | None = None
+        self.finish: FinishReason | None = None
 
-    def choice(self) -> Choice:
+    def choice(self) -> CompletionOutput:
         assert self.finish is not None, "an answer that is read has ended"
-        return Choice(
+        return CompletionOutput(
             text="".join(self.text),
-            tokens=tuple(self.tokens),
-            finish=self.finish,
+            token_ids=tuple(self.tokens),
+            finish_reason=self.finish,
             logprobs=tuple(self.logprobs),
         )
 
 
-class _Heard:
+class _OutputAccumulator:
     """What was heard of one ask; pieces are let go, for thousands of them keep Python busy."""
 
-    def __init__(self, ask: Ask, each: Callable[[Piece], None] | None = None) -> None:
-        self._ask, self._each = ask, each
-        self._choices = [_Writing() for _ in range(ask.sampling.n)]
-        self._first: Piece | None = None
+    def __init__(
+        self, request: Request, each: Callable[[RequestOutput], None] | None = None
+    ) -> None:
+        self._ask, self._each = request, each
+        self._choices = [_ChoiceAccumulator() for _ in range(request.sampling_params.n)]
+        self._first: RequestOutput | None = None
 
-    def __call__(self, piece: Piece) -> None:
-        self._first = self._first or piece
-        writing = self._choices[piece.choice]
-        writing.tokens += piece.tokens
-        writing.finish = piece.finish
-        if piece.text:
-            writing.text.append(piece.text)
-        if piece.logprobs:
-            writing.logprobs += piece.logprobs
+    def __call__(self, output: RequestOutput) -> None:
+        self._first = self._first or output
+        writing = self._choices[output.index]
+        writing.tokens += output.token_ids
+        writing.finish = output.finish_reason
+        if output.text:
+            writing.text.append(output.text)
+        if output.logprobs:
+            writing.logprobs += output.logprobs
         if self._each is not None:
-            self._each(piece)
+            self._each(output)
 
-    def completion(self) -> Completion:
-        first = self._first or Piece()
-        return Completion(
-            prompt=self._ask.prompt,
-            choices=tuple(writing.choice() for writing in self._choices),
+    def completion(self) -> GenerationOutput:
+        first = self._first or RequestOutput()
+        return GenerationOutput(
+            prompt_token_ids=self._ask.prompt_token_ids,
+            outputs=tuple(writing.choice() for writing in self._choices),
             cached_tokens=first.cached_tokens,
             prompt_logprobs=first.prompt_logprobs,
         )
+
+
+class RequestRunner(Protocol):
+    """Something that completes requests."""
+
+    def run_requests(self, requests: Sequence[Request]) -> list[GenerationOutput]:
+        """Complete requests, all at once."""
+
+
+class InferenceModel(RequestRunner, Protocol):
+    """A model that completes requests: `LLM` is one."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer and chat template."""
+
+    def validate_request(self, request: Request) -> None:
+        """Raise `InputError` where a request cannot be completed at all."""
 
 
 class LLM:
@@ -106,93 +127,99 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Model,
-        settings: EngineSettings | None = None,
+        settings: EngineConfig | None = None,
         *,
-        ranks: Ranks = SERVED,
+        ranks: RankEntryPoint = SERVING_RANKS,
         lent: Mapping[str, Tensor] | None = None,
         **given: Any,
     ) -> None:
-        """Load a model from a path; `given` are fields of `EngineSettings`.
+        """Load a model from a path; `given` are fields of `EngineConfig`.
 
         A `Model` gets random weights: its answers mean nothing, but take as long. Weights that are
         `lent` lie in this process, and are used there. `ranks` is what the engine's ranks can do
         beside answering.
         """
-        settings = settings or EngineSettings(**given)
+        settings = settings or EngineConfig(**given)
         started = start_engine(model, settings, ranks=ranks, lent=lent)
-        self.engine, self.upkeep, self._words, self.start_up = started
+        self.engine, self.lifecycle, self._words, self.startup_s = started
 
     @property
-    def words(self) -> Words:
+    def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._words is None:
-            what = "a model with random weights has no words"
+            what = "a model with random weights has no tokenizer"
             raise InputError([Problem("prompts", what, "give prompts as tokens")])
         return self._words
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008 - a frozen value
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 - a frozen value
         *,
-        each: Callable[[Piece], None] | None = None,
+        each: Callable[[RequestOutput], None] | None = None,
         adapter: str | None = None,
-    ) -> list[Completion]:
+    ) -> list[GenerationOutput]:
         """Continue prompts, texts or tokens; `each` hears all pieces as they come."""
         several = _several(prompts)
-        samplings = [sampling] * len(several) if isinstance(sampling, Sampling) else list(sampling)
+        samplings = (
+            [sampling] * len(several) if isinstance(sampling, SamplingParams) else list(sampling)
+        )
         if len(samplings) != len(several):
             what = f"{len(samplings)} for {len(several)} prompts"
             raise InputError([Problem("sampling", what, "give one, or one for each prompt")])
         asks = [
-            Ask(prompt=self._tokens(prompt), sampling=settings, adapter=adapter)
+            Request(
+                prompt_token_ids=self._tokens(prompt), sampling_params=settings, lora_name=adapter
+            )
             for prompt, settings in zip(several, samplings, strict=True)
         ]
-        return self.answer(asks, each=each)
+        return self.run_requests(asks, each=each)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        sampling: Sampling = Sampling(),  # noqa: B008 - a frozen value
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - a frozen value
         *,
-        each: Callable[[Piece], None] | None = None,
+        each: Callable[[RequestOutput], None] | None = None,
         adapter: str | None = None,
         **values: Any,
-    ) -> Completion:
+    ) -> GenerationOutput:
         """Answer the last message of a conversation; `values` are for the model's template."""
-        text = self.words.chat(messages, **{"add_generation_prompt": True, **values})
-        tokens = tuple(self.words.encode(text, special=False))
-        ask = Ask(prompt=tokens, sampling=sampling, adapter=adapter)
-        return self.answer([ask], each=each)[0]
+        text = self.tokenizer.apply_chat_template(
+            messages, **{"add_generation_prompt": True, **values}
+        )
+        tokens = tuple(self.tokenizer.encode(text, special=False))
+        ask = Request(prompt_token_ids=tokens, sampling_params=sampling, lora_name=adapter)
+        return self.run_requests([ask], each=each)[0]
 
-    def check(self, ask: Ask) -> None:
+    def validate_request(self, request: Request) -> None:
         """Raise `InputError` where an ask cannot be answered at all."""
-        self.engine.check(ask)
+        self.engine.validate_request(request)
 
-    def answer(
-        self, asks: Sequence[Ask], *, each: Callable[[Piece], None] | None = None
-    ) -> list[Completion]:
+    def run_requests(
+        self, requests: Sequence[Request], *, each: Callable[[RequestOutput], None] | None = None
+    ) -> list[GenerationOutput]:
         """Answer asks, all at once; those that may be longest begin first, to end with the rest."""
-        for ask in asks:
-            self.check(ask)
-        heard = [_Heard(ask, each) for ask in asks]
-        for number in longest_first([self.engine.room_of(ask) for ask in asks]):
-            self.engine.add(asks[number], heard[number])
+        for ask in requests:
+            self.validate_request(ask)
+        heard = [_OutputAccumulator(ask, each) for ask in requests]
+        for number in longest_first([self.engine.get_max_output_tokens(ask) for ask in requests]):
+            self.engine.add_request(requests[number], heard[number])
         while not self.engine.is_idle:
-            self.engine.turn()
-            for sink, piece in self.engine.outbox():
+            self.engine.step()
+            for sink, piece in self.engine.take_outputs():
                 sink(piece)
         return [one.completion() for one in heard]
 
-    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self.words.encode(prompt) if isinstance(prompt, str) else prompt)
+    def _tokens(self, prompt: PromptInput) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _several(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """Return prompts as a list: one may come alone, as a text or as its tokens."""
     if isinstance(prompts, str):
         return [prompts]
-    found: list[Prompt] = []
+    found: list[PromptInput] = []
     numbers: list[int] = []
     for each in prompts:
         if isinstance(each, int):

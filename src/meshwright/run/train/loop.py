@@ -15,70 +15,74 @@ from pathlib import Path
 import torch
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.environment import world_of
+from meshwright.run.parallel.launch.world import read_world
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.train.job import Job
-from meshwright.run.train.joining import joined
-from meshwright.run.train.outcome import Outcome, outcome_of
-from meshwright.run.train.outputs import open_outputs
-from meshwright.run.train.outputs.settings import NO_OUTPUT
-from meshwright.run.train.profile import ChosenSteps, StepProfiler
-from meshwright.run.train.recording import make_room, profile_folder, recorded
-from meshwright.run.train.run_folder import (
-    claimed,
-    holds_run,
-    last_layout,
-    note_sitting,
-    set_rows_aside,
-    set_run_aside,
+from meshwright.run.train.distributed_init import init_mesh
+from meshwright.run.train.job.train_job import TrainJob
+from meshwright.run.train.logging import open_loggers
+from meshwright.run.train.logging.logging_config import NO_LOGGING
+from meshwright.run.train.profiling.step_profiler import ProfiledSteps, StepProfiler
+from meshwright.run.train.run_folder.run_folder import (
+    append_session,
+    archive_metrics,
+    archive_run,
+    has_run,
+    lock_run_folder,
+    read_last_layout,
     write_config,
 )
-from meshwright.run.train.run_state import layout_change
-from meshwright.run.train.sitting import Sitting
-from meshwright.run.train.stopping import Asked, asked_to_stop, quiet_collector
-from meshwright.run.train.task import Task, TextTask
+from meshwright.run.train.run_folder.run_state import describe_layout_change
+from meshwright.run.train.run_folder.run_timeline import (
+    archive_other_layouts,
+    get_profile_folder,
+    record_timeline,
+)
+from meshwright.run.train.signals import StopRequest, catch_stop_signals, disable_gc
+from meshwright.run.train.train_result import TrainResult, make_train_result
+from meshwright.run.train.train_session import TrainSession
+from meshwright.run.train.train_task import TextTask, TrainTask
 from meshwright.run.train.trainer import Trainer
-from meshwright.spec.read import plain
+from meshwright.spec.serialization import encode
 
-COLLECT_EVERY = 200
+GC_INTERVAL_STEPS = 200
 """Steps between collections of Python's garbage."""
 
 
 def train(
-    job: Job,
+    job: TrainJob,
     folder: Path,
     *,
-    profile: ChosenSteps | None = None,
-    until: int | None = None,
-    fresh: bool = False,
+    profile_steps: ProfiledSteps | None = None,
+    stop_at_step: int | None = None,
+    restart: bool = False,
     environment: Mapping[str, str] = os.environ,
-    task: Task | None = None,
-) -> Outcome:
+    task: TrainTask | None = None,
+) -> TrainResult:
     """Train a job in its folder, from its newest checkpoint where there is one.
 
-    `until` ends this sitting when so many steps of the run are done. `fresh` begins anew: an
-    earlier run is moved aside, once nothing is left that could keep this one from running. `task`
-    says what is trained on what; None trains all weights on text.
+    `stop_at_step` ends this session when so many steps of the run are done. `restart` starts from
+    step 0: an earlier run is moved aside, once nothing is left that could keep this one from
+    running. `task` says what is trained on what; None trains all weights on text.
     """
     task = TextTask() if task is None else task
-    problems = [*job.check(), *_problems(job, profile, until), *task.problems(job)]
-    speaks = world_of(environment).rank == 0
+    problems = [*job.check(), *_problems(job, profile_steps, stop_at_step), *task.problems(job)]
+    speaks = read_world(environment).rank == 0
     with ExitStack() as held:
         if speaks:  # before ranks meet: those that have met wait for whoever ends
             try:
-                held.enter_context(claimed(folder))
+                held.enter_context(lock_run_folder(folder))
             except InputError as refusal:
                 problems += refusal.problems
-        mesh = held.enter_context(joined(job, folder, environment, problems, fresh=fresh))
-        if fresh and speaks and holds_run(folder):
-            aside = set_run_aside(folder)
-            held.enter_context(claimed(folder))
+        mesh = held.enter_context(init_mesh(job, folder, environment, problems, restart=restart))
+        if restart and speaks and has_run(folder):
+            aside = archive_run(folder)
+            held.enter_context(lock_run_folder(folder))
             warnings.warn(f"moved the earlier run to {aside}", stacklevel=2)
-        if fresh and mesh is not None:
+        if restart and mesh is not None:
             _wait_for_all(mesh)
         trainer = Trainer(job, folder, mesh, task=task)
         try:
-            return _sit(trainer, profile, until)
+            return _run_session(trainer, profile_steps, stop_at_step)
         finally:
             trainer.close()
 
@@ -88,131 +92,145 @@ def _wait_for_all(mesh: Mesh) -> None:
     mesh.world.broadcast(torch.zeros(1, device=mesh.device))
 
 
-def _problems(job: Job, profile: ChosenSteps | None, until: int | None) -> list[Problem]:
+def _problems(
+    job: TrainJob, profile_steps: ProfiledSteps | None, stop_at_step: int | None
+) -> list[Problem]:
     found = []
-    if until is not None and until < 1:
-        found.append(Problem("until", f"there is no step {until}", "use 1 or more"))
-    if profile is not None and profile.first > job.workload.steps:
-        what = f"the run has {job.workload.steps:,} steps, and none from {profile.first:,} on"
-        found.append(Problem("profile", what, "choose earlier ones"))
+    if stop_at_step is not None and stop_at_step < 1:
+        found.append(Problem("stop_at_step", f"there is no step {stop_at_step}", "use 1 or more"))
+    if profile_steps is not None and profile_steps.first_step > job.workload.num_steps:
+        num_steps, first = job.workload.num_steps, profile_steps.first_step
+        what = f"the run has {num_steps:,} steps, and none from {first:,} on"
+        found.append(Problem("profile_steps", what, "choose earlier ones"))
     return found
 
 
-def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Outcome:
-    """Go on with a run until it ends, or this sitting does."""
+def _run_session(
+    trainer: Trainer, profile_steps: ProfiledSteps | None, stop_at_step: int | None
+) -> TrainResult:
+    """Go on with a run until it ends, or this session does."""
     job, folder = trainer.job, trainer.folder
     resumed_at = trainer.step_number if trainer.resume() else None
-    aside = set_rows_aside(folder) if resumed_at is None and trainer.first else None
+    aside = archive_metrics(folder) if resumed_at is None and trainer.is_rank_zero else None
     if aside is not None:
-        what = "an earlier try here ended before its first checkpoint; this one begins anew"
+        what = "an earlier try here ended before its first checkpoint; this one started from step 0"
         warnings.warn(f"{what}, and the figures of that one are in {aside}", stacklevel=3)
-    if trainer.first:
+    if trainer.is_rank_zero:
         if resumed_at is not None:
             _say_layout(job, folder)
         write_config(job, folder)
-        note_sitting(folder, resumed_at or 0, trainer.device)
-    outputs = open_outputs(
-        job.output if trainer.first else NO_OUTPUT,
+        append_session(folder, resumed_at or 0, trainer.device)
+    outputs = open_loggers(
+        job.logging if trainer.is_rank_zero else NO_LOGGING,
         folder,
-        steps=trainer.steps,
+        steps=trainer.total_steps,
         # From 0 on also after a try without a checkpoint: curves are to forget its steps.
         resumed_at=0 if aside is not None else resumed_at,
-        config=plain(job),
+        config=encode(job),
     )
-    with outputs, recorded(job, folder, trainer.mesh):
-        sitting = Sitting(trainer, outputs)
-        profiler = None if profile is None else _profiler(trainer, profile)
+    with outputs, record_timeline(job, folder, trainer.mesh):
+        session = TrainSession(trainer, outputs)
+        profiler = None if profile_steps is None else _profiler(trainer, profile_steps)
         if trainer.device.type == "cuda":
-            trainer.checkpoints.prepare(trainer.tensors())
-        with asked_to_stop() as asked, quiet_collector():
-            _steps(sitting, profiler, min(trainer.steps, until or trainer.steps), asked)
-            _end(sitting)
-        if profiler is not None and trainer.first and not profiler.written:
-            warnings.warn(f"this sitting had none of the steps {profiler.chosen}", stacklevel=3)
-        return outcome_of(sitting, resumed_at, asked())
+            trainer.checkpoints.allocate_staging(trainer.tensors())
+        with catch_stop_signals() as asked, disable_gc():
+            _run_steps(
+                session,
+                profiler,
+                min(trainer.total_steps, stop_at_step or trainer.total_steps),
+                asked,
+            )
+            _finish(session)
+        if profiler is not None and trainer.is_rank_zero and not profiler.written:
+            warnings.warn(
+                f"this session had none of the steps {profiler.profiled_steps}", stacklevel=3
+            )
+        return make_train_result(session, resumed_at, asked())
 
 
-def _say_layout(job: Job, folder: Path) -> None:
-    """Say where a run goes on under another layout than it had."""
-    before = last_layout(folder)
-    change = "" if before is None else layout_change(before, job.layout)
+def _say_layout(job: TrainJob, folder: Path) -> None:
+    """Say where a run resumes with a different layout."""
+    before = read_last_layout(folder)
+    change = "" if before is None else describe_layout_change(before, job.layout)
     if change:
-        warnings.warn(f"the run goes on under another layout: {change}", stacklevel=4)
+        warnings.warn(f"resuming with a different layout: {change}", stacklevel=4)
 
 
-def _profiler(trainer: Trainer, chosen: ChosenSteps) -> StepProfiler:
+def _profiler(trainer: Trainer, chosen: ProfiledSteps) -> StepProfiler:
     """Return what records the chosen steps of this rank."""
     mesh = trainer.mesh
-    folder = profile_folder(trainer.folder, trainer.job.layout.gpus)
+    folder = get_profile_folder(trainer.folder, trainer.job.layout.gpus)
     if mesh is None:
-        make_room(folder, {})
+        archive_other_layouts(folder, {})
         return StepProfiler(chosen, folder)
     return StepProfiler(chosen, folder, rank=mesh.rank, recorder=mesh.recorder)
 
 
-def _steps(sitting: Sitting, profiler: StepProfiler | None, last: int, asked: Asked) -> None:
+def _run_steps(
+    session: TrainSession, profiler: StepProfiler | None, last: int, asked: StopRequest
+) -> None:
     """Run the steps up to `last`, or until asked to stop."""
-    trainer = sitting.trainer
+    trainer = session.trainer
     try:
-        with trainer.batches.iterate(
+        with trainer.train_dataset.iterate(
             trainer.step_number, until=last, device=trainer.device
         ) as loader:
-            sitting.mark()
+            session.reset_timer()
             for batch in loader:
                 number = trainer.step_number + 1
                 with profiler.step(number) if profiler is not None else nullcontext():
-                    sitting.step(batch, loader.wait_s)
-                _between(sitting)
-                if sitting.shall_stop(asked() is not None):
+                    session.step(batch, loader.wait_s)
+                _after_step(session)
+                if session.should_stop(asked() is not None):
                     break
-        sitting.catch_up()
+        session.flush_metrics()
     finally:
         if profiler is not None:
             profiler.close()
 
 
-def _between(sitting: Sitting) -> None:
+def _after_step(session: TrainSession) -> None:
     """Evaluate and save where it is time to, with the figures of all steps read first."""
-    trainer, number = sitting.trainer, sitting.trainer.step_number
-    every = trainer.job.evaluation.every_steps
-    if trainer.finished:  # the end has its own evaluation and checkpoint
+    trainer, number = session.trainer, session.trainer.step_number
+    every = trainer.job.eval.every_steps
+    if trainer.is_finished:  # the end has its own evaluation and checkpoint
         return
     if every and number % every == 0:
-        sitting.catch_up()
-        _evaluate(sitting)
-        sitting.mark()
-    if trainer.checkpoints.due(number):
-        sitting.catch_up()
+        session.flush_metrics()
+        _evaluate(session)
+        session.reset_timer()
+    if trainer.checkpoints.should_save(number):
+        session.flush_metrics()
         # While steps are left out, the weights may be what is wrong: good checkpoints shall stay.
-        if not trainer.guard.state.skipped_in_row:
-            _save(sitting)
-    if number % COLLECT_EVERY == 0:
+        if not trainer.loss_guard.state.skipped_in_row:
+            _save(session)
+    if number % GC_INTERVAL_STEPS == 0:
         gc.collect()
 
 
-def _evaluate(sitting: Sitting) -> None:
-    figures = sitting.evaluate()
+def _evaluate(session: TrainSession) -> None:
+    figures = session.evaluate()
     if figures:
-        sitting.outputs.write(sitting.trainer.step_number, figures)
+        session.loggers.write(session.trainer.step_number, figures)
 
 
-def _save(sitting: Sitting) -> None:
+def _save(session: TrainSession) -> None:
     began_s = time.perf_counter()
-    staged = sitting.trainer.save()
+    staged = session.trainer.save()
     held_up_s = time.perf_counter() - began_s
-    sitting.outputs.write(staged.step, {"save_s": held_up_s})
-    sitting.mark()
+    session.loggers.write(staged.step, {"checkpoint_s": held_up_s})
+    session.reset_timer()
 
 
-def _end(sitting: Sitting) -> None:
+def _finish(session: TrainSession) -> None:
     """Evaluate a run that is at its end, and save what is not saved yet."""
-    trainer = sitting.trainer
-    if trainer.finished and trainer.saved:
-        sitting.evaluate()  # it was finished before: the figure is written down already
+    trainer = session.trainer
+    if trainer.is_finished and trainer.is_saved:
+        session.evaluate()  # it was finished before: the figure is written down already
         return
-    if trainer.finished:
-        _evaluate(sitting)
-    if not trainer.saved:
-        _save(sitting)
-    if trainer.finished:
-        trainer.learner.ended(trainer.folder, speaks=trainer.first)
+    if trainer.is_finished:
+        _evaluate(session)
+    if not trainer.is_saved:
+        _save(session)
+    if trainer.is_finished:
+        trainer.objective.save_final(trainer.folder, speaks=trainer.is_rank_zero)

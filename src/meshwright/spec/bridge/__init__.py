@@ -1,34 +1,34 @@
 """Bridges to the frameworks people already run: their settings as values here, and back.
 
-    TARGETS["megatron"].export(layout, model).text     flags to paste
-    TARGETS["megatron"].import_(text).layout           a `Layout` from someone's flags
+    BRIDGES["megatron"].export_config(layout, model).text     flags to paste
+    BRIDGES["megatron"].import_config(text).layout            a `Layout` from someone's flags
 
-What a target cannot say is listed in `Exported.unexpressed`, never dropped silently; what the
-imported settings say beyond a `Layout` and a `Model` is listed in `Imported.unknown`.
+What a target cannot say is listed in `ExportedConfig.unexpressed`, never dropped silently; what the
+imported settings say beyond a `Layout` and a `Model` is listed in `ImportedConfig.unknown`.
 """
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge.results import Bridge, Exported, Imported
-from meshwright.spec.names import unknown_name
+from meshwright.spec.bridge.framework_bridge import ExportedConfig, FrameworkBridge, ImportedConfig
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
-TARGETS: dict[str, Bridge] = {
+BRIDGES: dict[str, FrameworkBridge] = {
     bridge.name: bridge
     for bridge in (
-        Bridge(name="megatron", title="Megatron-LM flags", ending=".sh"),
-        Bridge(name="torchtitan", title="torchtitan TOML", ending=".toml"),
-        Bridge(name="deepspeed", title="DeepSpeed JSON", ending=".json"),
-        Bridge(name="nemo", title="Megatron-Bridge recipe fields", ending=".yaml"),
-        Bridge(name="fsdp2", title="FSDP2 settings", ending=".py"),
+        FrameworkBridge(name="megatron", title="Megatron-LM flags", ending=".sh"),
+        FrameworkBridge(name="torchtitan", title="torchtitan TOML", ending=".toml"),
+        FrameworkBridge(name="deepspeed", title="DeepSpeed JSON", ending=".json"),
+        FrameworkBridge(name="nemo", title="Megatron-Bridge recipe fields", ending=".yaml"),
+        FrameworkBridge(name="fsdp2", title="FSDP2 settings", ending=".py"),
     )
 }
 """Every target by the name the command line uses."""
 
 
-def find_bridge(name: str) -> Bridge:
+def find_bridge(name: str) -> FrameworkBridge:
     """Return the bridge to a target, or say which targets there are."""
-    if name not in TARGETS:
-        raise InputError([unknown_name("target", name, TARGETS)])
-    return TARGETS[name]
+    if name not in BRIDGES:
+        raise InputError([build_unknown_name_problem("target", name, BRIDGES)])
+    return BRIDGES[name]
 
 
-__all__ = ["TARGETS", "Bridge", "Exported", "Imported", "find_bridge"]
+__all__ = ["BRIDGES", "ExportedConfig", "FrameworkBridge", "ImportedConfig", "find_bridge"]

@@ -29,7 +29,7 @@ class CommandLine(NamedTuple):
     """Plain assignments."""
 
 
-def read_command(text: str) -> CommandLine:
+def parse_command_line(text: str) -> CommandLine:
     """Return the long flags and the variables of a shell text."""
     words: list[str] = []
     variables: dict[str, str] = {}

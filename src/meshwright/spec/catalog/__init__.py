@@ -2,46 +2,46 @@
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.spec.catalog.architectures import CatalogModel, model, models
+    from meshwright.spec.catalog.architectures import CatalogModel, get_model, list_models
     from meshwright.spec.catalog.hardware import (
-        cluster,
-        clusters,
-        gpu,
-        gpus,
+        get_cluster,
+        get_gpu,
+        list_clusters,
+        list_gpus,
         load_cluster,
-        plain_name,
+        normalize_name,
         read_cluster,
     )
 
 _MODELS, _HARDWARE = "meshwright.spec.catalog.architectures", "meshwright.spec.catalog.hardware"
 
-_HOMES = {
+_MODULES = {
     "CatalogModel": _MODELS,
-    "cluster": _HARDWARE,
-    "clusters": _HARDWARE,
-    "gpu": _HARDWARE,
-    "gpus": _HARDWARE,
+    "get_cluster": _HARDWARE,
+    "list_clusters": _HARDWARE,
+    "get_gpu": _HARDWARE,
+    "list_gpus": _HARDWARE,
     "load_cluster": _HARDWARE,
-    "model": _MODELS,
-    "models": _MODELS,
-    "plain_name": _HARDWARE,
+    "get_model": _MODELS,
+    "list_models": _MODELS,
+    "normalize_name": _HARDWARE,
     "read_cluster": _HARDWARE,
 }
 
 __all__ = [
     "CatalogModel",
-    "cluster",
-    "clusters",
-    "gpu",
-    "gpus",
+    "get_cluster",
+    "get_gpu",
+    "get_model",
+    "list_clusters",
+    "list_gpus",
+    "list_models",
     "load_cluster",
-    "model",
-    "models",
-    "plain_name",
+    "normalize_name",
     "read_cluster",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.spec.model import Model, Parameters, count_parameters
-from meshwright.spec.names import unknown_name
-from meshwright.spec.read import read
+from meshwright.spec.model import Model, ParameterCounts, count_parameters
+from meshwright.spec.name_suggestions import build_unknown_name_problem
+from meshwright.spec.serialization import decode
 
-Part = Literal[
+ParameterPart = Literal[
     "embedding", "head", "multi-token", "multi-token-tables", "router-bias", "tied-head", "vision"
 ]
 """Something that makers count and we do not, or the other way round.
@@ -43,9 +43,9 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The same in short; the last digit tells how far off a rounded figure can be."""
     published_exact: bool = False
     """The figure counts single parameters, it is not rounded."""
-    published_with: tuple[Part, ...] = ()
+    published_with: tuple[ParameterPart, ...] = ()
     """What the published figure counts beyond our total."""
-    published_without: tuple[Part, ...] = ()
+    published_without: tuple[ParameterPart, ...] = ()
     """What the published figure leaves out of our total."""
     published_active: int | None = None
     """The published count of parameters that one token uses, rounded."""
@@ -65,7 +65,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The model's name in the catalog."""
         return self.model.name
 
-    def comparable_parameters(self) -> int:
+    def count_comparable_parameters(self) -> int:
         """Count the parameters that the published figure counts."""
         counted = count_parameters(self.model)
         total = counted.total
@@ -81,12 +81,12 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return share if self.published_exact else max(share, _half_unit(self.published_text))
 
 
-def _part(model: Model, counted: Parameters, part: Part) -> int:
+def _part(model: Model, counted: ParameterCounts, part: ParameterPart) -> int:
     table = model.vocab * model.hidden
     depth = model.multi_token.depth if model.multi_token is not None else 0
     balanced = sum(
-        layers * block.mlp.vectors()
-        for block, layers in model.block_counts()
+        layers * block.mlp.count_vector_parameters()
+        for block, layers in model.count_layers_by_block()
         if block.mlp is not None
     )
     return {
@@ -111,23 +111,23 @@ def _half_unit(text: str) -> float:
     return 0.5 * _FACTORS[match[3]] * 0.1 ** len(match[2] or "")
 
 
-def model(name: str) -> Model:
+def get_model(name: str) -> Model:
     """Return the architecture of that name or alias, whatever its case."""
-    return entry(name).model
+    return get_catalog_model(name).model
 
 
 @cache
-def models() -> Mapping[str, CatalogModel]:
+def list_models() -> Mapping[str, CatalogModel]:
     """Return every entry of the catalog by name, in order of family and size."""
     return MappingProxyType({name: _read(name) for name in _tables()})
 
 
-def entry(name: str) -> CatalogModel:
+def get_catalog_model(name: str) -> CatalogModel:
     """Return the catalog's entry of that name or alias, whatever its case."""
     names = _names()
     wanted = name.strip().lower()
     if wanted not in names:
-        raise InputError([unknown_name("model", name, names, "model")])
+        raise InputError([build_unknown_name_problem("model", name, names, "model")])
     return _read(names[wanted])
 
 
@@ -160,4 +160,4 @@ def _names() -> dict[str, str]:
 
 @cache
 def _read(name: str) -> CatalogModel:
-    return read(CatalogModel, _tables()[name], f"{name}: ")
+    return decode(CatalogModel, _tables()[name], f"{name}: ")

@@ -2,91 +2,98 @@
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 # Not on first use: the module of this name would take the place of the function.
-from meshwright.spec.cluster.rails import Rail, rails
+from meshwright.spec.cluster.rails import Rail, find_rails
 
 if TYPE_CHECKING:
     from meshwright.spec.cluster.cluster import Cluster
-    from meshwright.spec.cluster.gpu import Gpu, Source
-    from meshwright.spec.cluster.links import Link, LinkGraph, Route, Vertex
-    from meshwright.spec.cluster.machine import cluster_of, nearest_nics
-    from meshwright.spec.cluster.nccl_graph import (
-        GraphChannel,
-        GraphGpu,
-        SearchGraph,
+    from meshwright.spec.cluster.cluster_components import (
+        Fabric,
+        Host,
+        Nics,
+        ScaleUpDomain,
+        Storage,
+        SwitchTier,
+    )
+    from meshwright.spec.cluster.cluster_from_graph import build_cluster, find_closest_nics
+    from meshwright.spec.cluster.gpu import Gpu, SpecSource
+    from meshwright.spec.cluster.link_graph import GraphLink, GraphPath, GraphVertex, LinkGraph
+    from meshwright.spec.cluster.readers.nccl_graph import (
+        NcclGraphChannel,
+        NcclGraphGpu,
+        NcclSearchGraph,
         read_nccl_graphs,
         write_nccl_graphs,
     )
-    from meshwright.spec.cluster.nccl_topology import read_nccl_topology
-    from meshwright.spec.cluster.nvidia_smi import read_nvidia_smi
-    from meshwright.spec.cluster.parts import Fabric, Host, Nics, ScaleUp, Storage, Tier
-    from meshwright.spec.cluster.slurm_topology import (
-        Block,
-        Switch,
+    from meshwright.spec.cluster.readers.nccl_topology import read_nccl_topology
+    from meshwright.spec.cluster.readers.nvidia_smi_topology import read_nvidia_smi_topology
+    from meshwright.spec.cluster.readers.slurm_topology import (
+        SlurmBlock,
+        SlurmSwitch,
         SwitchTree,
         read_slurm_topology,
     )
 
-_HOMES = {
-    "Block": "meshwright.spec.cluster.slurm_topology",
+_MODULES = {
+    "SlurmBlock": "meshwright.spec.cluster.readers.slurm_topology",
     "Cluster": "meshwright.spec.cluster.cluster",
-    "Fabric": "meshwright.spec.cluster.parts",
+    "Fabric": "meshwright.spec.cluster.cluster_components",
     "Gpu": "meshwright.spec.cluster.gpu",
-    "GraphChannel": "meshwright.spec.cluster.nccl_graph",
-    "GraphGpu": "meshwright.spec.cluster.nccl_graph",
-    "Host": "meshwright.spec.cluster.parts",
-    "Link": "meshwright.spec.cluster.links",
-    "LinkGraph": "meshwright.spec.cluster.links",
-    "Nics": "meshwright.spec.cluster.parts",
-    "Route": "meshwright.spec.cluster.links",
-    "ScaleUp": "meshwright.spec.cluster.parts",
-    "SearchGraph": "meshwright.spec.cluster.nccl_graph",
-    "Source": "meshwright.spec.cluster.gpu",
-    "Storage": "meshwright.spec.cluster.parts",
-    "Switch": "meshwright.spec.cluster.slurm_topology",
-    "SwitchTree": "meshwright.spec.cluster.slurm_topology",
-    "Tier": "meshwright.spec.cluster.parts",
-    "Vertex": "meshwright.spec.cluster.links",
-    "cluster_of": "meshwright.spec.cluster.machine",
-    "nearest_nics": "meshwright.spec.cluster.machine",
-    "read_nccl_graphs": "meshwright.spec.cluster.nccl_graph",
-    "read_nccl_topology": "meshwright.spec.cluster.nccl_topology",
-    "read_nvidia_smi": "meshwright.spec.cluster.nvidia_smi",
-    "read_slurm_topology": "meshwright.spec.cluster.slurm_topology",
-    "write_nccl_graphs": "meshwright.spec.cluster.nccl_graph",
+    "NcclGraphChannel": "meshwright.spec.cluster.readers.nccl_graph",
+    "NcclGraphGpu": "meshwright.spec.cluster.readers.nccl_graph",
+    "Host": "meshwright.spec.cluster.cluster_components",
+    "GraphLink": "meshwright.spec.cluster.link_graph",
+    "LinkGraph": "meshwright.spec.cluster.link_graph",
+    "Nics": "meshwright.spec.cluster.cluster_components",
+    "GraphPath": "meshwright.spec.cluster.link_graph",
+    "ScaleUpDomain": "meshwright.spec.cluster.cluster_components",
+    "NcclSearchGraph": "meshwright.spec.cluster.readers.nccl_graph",
+    "SpecSource": "meshwright.spec.cluster.gpu",
+    "Storage": "meshwright.spec.cluster.cluster_components",
+    "SlurmSwitch": "meshwright.spec.cluster.readers.slurm_topology",
+    "SwitchTree": "meshwright.spec.cluster.readers.slurm_topology",
+    "SwitchTier": "meshwright.spec.cluster.cluster_components",
+    "GraphVertex": "meshwright.spec.cluster.link_graph",
+    "build_cluster": "meshwright.spec.cluster.cluster_from_graph",
+    "find_closest_nics": "meshwright.spec.cluster.cluster_from_graph",
+    "read_nccl_graphs": "meshwright.spec.cluster.readers.nccl_graph",
+    "read_nccl_topology": "meshwright.spec.cluster.readers.nccl_topology",
+    "read_nvidia_smi_topology": "meshwright.spec.cluster.readers.nvidia_smi_topology",
+    "read_slurm_topology": "meshwright.spec.cluster.readers.slurm_topology",
+    "write_nccl_graphs": "meshwright.spec.cluster.readers.nccl_graph",
 }
 
 __all__ = [
-    "Block",
     "Cluster",
     "Fabric",
     "Gpu",
-    "GraphChannel",
-    "GraphGpu",
+    "GraphLink",
+    "GraphPath",
+    "GraphVertex",
     "Host",
-    "Link",
     "LinkGraph",
+    "NcclGraphChannel",
+    "NcclGraphGpu",
+    "NcclSearchGraph",
     "Nics",
     "Rail",
-    "Route",
-    "ScaleUp",
-    "SearchGraph",
-    "Source",
+    "ScaleUpDomain",
+    "SlurmBlock",
+    "SlurmSwitch",
+    "SpecSource",
     "Storage",
-    "Switch",
+    "SwitchTier",
     "SwitchTree",
-    "Tier",
-    "Vertex",
-    "cluster_of",
-    "nearest_nics",
-    "rails",
+    "build_cluster",
+    "find_closest_nics",
+    "find_rails",
     "read_nccl_graphs",
     "read_nccl_topology",
-    "read_nvidia_smi",
+    "read_nvidia_smi_topology",
     "read_slurm_topology",
     "write_nccl_graphs",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -7,12 +7,12 @@ follows from their numbers alone.
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bounds import Bounds
-from meshwright.spec.cluster.gpu import Gpu, Source
-from meshwright.spec.cluster.links import LinkGraph
-from meshwright.spec.cluster.parts import Fabric, Host, Nics, ScaleUp, Storage
-from meshwright.spec.cluster.wiring import wire
-from meshwright.spec.names import unknown_name
+from meshwright.spec.cluster.cluster_components import Fabric, Host, Nics, ScaleUpDomain, Storage
+from meshwright.spec.cluster.gpu import Gpu, SpecSource
+from meshwright.spec.cluster.graph_from_cluster import build_link_graph
+from meshwright.spec.cluster.link_graph import LinkGraph
+from meshwright.spec.field_checks import FieldChecker
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
 SAME = "same"
 SCALE_UP = "scale-up"
@@ -34,7 +34,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Nodes up to which the description holds; None has no limit."""
     gpus_per_node: int = 8
     """GPUs one operating system sees."""
-    scale_up: ScaleUp
+    scale_up: ScaleUpDomain
     """The fast links between GPUs."""
     host: Host
     """CPU, host memory and the GPUs' links to them."""
@@ -50,32 +50,32 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Interruptions of a job for one GPU and hour."""
     aliases: tuple[str, ...] = ()
     """Other names that people use for it."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SpecSource, ...] = ()
     """Where the figures were read."""
     notes: str = ""
     """What a user of the figures must know."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.named(name=self.name, title=self.title)
+        bounds = FieldChecker()
+        bounds.not_empty(name=self.name, title=self.title)
         bounds.count(nodes=self.nodes, max_nodes=self.max_nodes, gpus_per_node=self.gpus_per_node)
         bounds.not_negative(
             price_per_gpu_hour=self.price_per_gpu_hour,
             failures_per_gpu_hour=self.failures_per_gpu_hour,
         )
         parts = {"scale_up": self.scale_up, "nics": self.nics, "fabric": self.fabric}
-        bounds.readable(gpu=self.gpu, host=self.host, sources=self.sources, **parts)
-        if bounds.sound("nodes", "gpus_per_node", *parts):
+        bounds.mark_unreadable(gpu=self.gpu, host=self.host, sources=self.sources, **parts)
+        if bounds.is_valid("nodes", "gpus_per_node", *parts):
             self._check_network(bounds)
-        if bounds.sound("gpus_per_node", "scale_up"):
+        if bounds.is_valid("gpus_per_node", "scale_up"):
             self._check_domain(bounds)
-        if bounds.sound("nodes", "max_nodes"):
+        if bounds.is_valid("nodes", "max_nodes"):
             self._check_limit(bounds)
-        if bounds.sound("sources"):
+        if bounds.is_valid("sources"):
             self._check_sources(bounds)
-        bounds.require()
+        bounds.raise_problems()
 
-    def _check_domain(self, bounds: Bounds) -> None:
+    def _check_domain(self, bounds: FieldChecker) -> None:
         node, domain = self.gpus_per_node, self.scale_up.gpus
         if domain % node and node % domain:
             bounds.add(
@@ -84,7 +84,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"use a divisor or a multiple of {node}",
             )
 
-    def _check_limit(self, bounds: Bounds) -> None:
+    def _check_limit(self, bounds: FieldChecker) -> None:
         if self.max_nodes is not None and self.nodes > self.max_nodes:
             bounds.add(
                 "nodes",
@@ -92,21 +92,23 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"use {self.max_nodes} or fewer",
             )
 
-    def _check_sources(self, bounds: Bounds) -> None:
+    def _check_sources(self, bounds: FieldChecker) -> None:
         for source in self.sources:
             for field in source.fields:
                 if field.partition(".")[0] not in self.__struct_fields__:
                     known = self.__struct_fields__
-                    bounds.problems.append(unknown_name("field", field, known, "sources"))
+                    bounds.problems.append(
+                        build_unknown_name_problem("field", field, known, "sources")
+                    )
 
-    def _check_network(self, bounds: Bounds) -> None:
+    def _check_network(self, bounds: FieldChecker) -> None:
         linked = self.nodes * self.gpus_per_node <= self.scale_up.gpus
         if self.nodes > 1 and not linked and self.nics is None:
-            bounds.add("nics", f"{self.nodes} nodes have no network card", "add nics and a fabric")
+            bounds.add("nics", f"{self.nodes} nodes have no NIC", "add nics and a fabric")
         if self.nics is not None and self.fabric.kind == "none":
-            bounds.add("fabric.kind", "there are network cards but no fabric", "say what it is")
+            bounds.add("fabric.kind", "there are NICs but no fabric", "say what it is")
         if self.nics is None and self.fabric.kind != "none":
-            bounds.add("nics", f"an {self.fabric.kind} fabric needs network cards", "add nics")
+            bounds.add("nics", f"an {self.fabric.kind} fabric needs NICs", "add nics")
         top = self.fabric.tiers[-1].nodes if self.fabric.tiers else None
         if top is not None and self.nodes > top:
             bounds.add(
@@ -168,7 +170,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if level == SAME:
             return self.gpu.memory_bytes_per_s
         if level == SCALE_UP:
-            return self.scale_up.pair_rate
+            return self.scale_up.effective_pair_bytes_per_s
         if isinstance(level, str):
             return self._host_rate(a, b)
         # Data leaves over the GPU's own link to the host side, where the cards are.
@@ -202,14 +204,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         # Up through the layers and down again; a relayed message first changes its rail.
         return 2 * level + 1 + (int(self.scale_up.switched) if self._relays(a, b) else 0)
 
-    def link_graph(self, nodes: int | None = None) -> LinkGraph:
+    def build_link_graph(self, nodes: int | None = None) -> LinkGraph:
         """Draw the first `nodes` nodes (all, where None) as vertices and links."""
         shown = self.nodes if nodes is None else nodes
         if not 1 <= shown <= self.nodes:
             raise InputError(
                 [Problem("nodes", f"{self.name} has no {nodes} nodes", f"use 1 to {self.nodes}")]
             )
-        return wire(
+        return build_link_graph(
             shown,
             self.gpus_per_node,
             scale_up=self.scale_up,

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bounds import Bounds
-from meshwright.spec.names import unknown_name
+from meshwright.spec.field_checks import FieldChecker
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
 DeviceKind = Literal["gpu", "cpu"]
 
@@ -33,7 +33,7 @@ _PEAK_FIELD = {
 _BLOCK_SCALED = {"mxfp8", "mxfp4", "nvfp4"}
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SpecSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where some figures were read."""
 
     fields: tuple[str, ...]
@@ -42,12 +42,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Paper, data sheet, repository or page; `recalled` opens a figure no document was read for."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.named(text=self.text)
-        bounds.readable(fields=self.fields)
-        if bounds.sound("fields") and not self.fields:
+        bounds = FieldChecker()
+        bounds.not_empty(text=self.text)
+        bounds.mark_unreadable(fields=self.fields)
+        if bounds.is_valid("fields") and not self.fields:
             bounds.add("fields", "a source covers at least one field", "name the fields")
-        bounds.require()
+        bounds.raise_problems()
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,27 +101,29 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Link to the host, per direction."""
     nvlink_bytes_per_s: float | None = None
     """All links to other GPUs together (NVLink, xGMI), per direction."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SpecSource, ...] = ()
     """Where the figures were read."""
     notes: str = ""
     """What a user of the figures must know."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.named(name=self.name, title=self.title, vendor=self.vendor, arch=self.arch)
+        bounds = FieldChecker()
+        bounds.not_empty(name=self.name, title=self.title, vendor=self.vendor, arch=self.arch)
         bounds.one_of("kind", self.kind, get_args(DeviceKind))
         bounds.positive(**{name: getattr(self, name) for name in _FIGURES})
         bounds.count(memory_bytes=self.memory_bytes, l2_bytes=self.l2_bytes, sms=self.sms)
-        bounds.readable(sources=self.sources)
-        if bounds.sound("arch") and not self.precisions:
+        bounds.mark_unreadable(sources=self.sources)
+        if bounds.is_valid("arch") and not self.precisions:
             bounds.add("bf16_flops", "no peak is given in any precision", "give at least one")
-        for source in self.sources if bounds.sound("sources") else ():
+        for source in self.sources if bounds.is_valid("sources") else ():
             for field in source.fields:
                 if field not in _FIGURES and field not in _COUNTS:
                     bounds.problems.append(
-                        unknown_name("figure", field, (*_FIGURES, *_COUNTS), "sources")
+                        build_unknown_name_problem(
+                            "figure", field, (*_FIGURES, *_COUNTS), "sources"
+                        )
                     )
-        bounds.require()
+        bounds.raise_problems()
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -131,7 +133,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def peak_flops(self, precision: str) -> float:
         """Return the dense peak for a precision as a `Layout` names it."""
         if precision not in _PEAK_FIELD:
-            raise InputError([unknown_name("precision", precision, _PEAK_FIELD, "precision")])
+            raise InputError(
+                [build_unknown_name_problem("precision", precision, _PEAK_FIELD, "precision")]
+            )
         peak = self._peak(precision)
         if peak is None:
             known = ", ".join(self.precisions)
@@ -164,5 +168,5 @@ _FIGURES = tuple(
     for field in Gpu.__struct_fields__
     if field.endswith(("_flops", "_ops", "_per_s", "_hz", "_w", "_gb"))
 )
-FIGURES = (*_FIGURES, *_COUNTS)
+NUMERIC_FIELDS = (*_FIGURES, *_COUNTS)
 """The fields of a `Gpu` that hold a figure, each of which a source should cover."""

@@ -9,14 +9,14 @@ from itertools import product
 
 from meshwright.errors import InputError, Problem
 
-MOST_HOSTS = 1_000_000
+MAX_HOSTS = 1_000_000
 """A list that grows beyond this is taken for a mistake."""
 
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 
-def expand(text: str, where: str = "hosts") -> tuple[str, ...]:
+def expand_hostlist(text: str, where: str = "hosts") -> tuple[str, ...]:
     """Return every name of a host list, in its order."""
     names: list[str] = []
     for part in _split(text, where):
@@ -24,13 +24,13 @@ def expand(text: str, where: str = "hosts") -> tuple[str, ...]:
             what = f"{_short(text)} has an empty entry"
             raise InputError([Problem(where, what, "leave out the extra comma")])
         names.extend(_entry(part, where))
-        if len(names) > MOST_HOSTS:
+        if len(names) > MAX_HOSTS:
             raise _too_many(text, where)
     return tuple(names)
 
 
-def collapse(names: tuple[str, ...] | list[str]) -> str:
-    """Write names as a host list that `expand` turns back into them, in the same order."""
+def collapse_hostlist(names: tuple[str, ...] | list[str]) -> str:
+    """Write names as a host list that `expand_hostlist` turns back into them, in the same order."""
     parts: list[str] = []
     index = 0
     while index < len(names):
@@ -100,7 +100,7 @@ def _entry(text: str, where: str) -> list[str]:
             end = _closing(text, start) + 1
             pieces.append(_inside(text[start + 1 : end - 1], where))
             count *= len(pieces[-1])
-        if count > MOST_HOSTS:
+        if count > MAX_HOSTS:
             raise _too_many(text, where)
         start = end
     return ["".join(parts) for parts in product(*pieces)]
@@ -130,7 +130,7 @@ def _inside(text: str, where: str) -> list[str]:
         if int(first) > int(last):
             fix = f"write {last}-{first}"
             raise InputError([Problem(where, f"the range {_short(part)} is backwards", fix)])
-        if int(last) - int(first) >= MOST_HOSTS:
+        if int(last) - int(first) >= MAX_HOSTS:
             raise _too_many(part, where)
         # Slurm pads to the width of the first number.
         found.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
@@ -138,7 +138,7 @@ def _inside(text: str, where: str) -> list[str]:
 
 
 def _too_many(text: str, where: str) -> InputError:
-    what = f"{_short(text)} names over {MOST_HOSTS:,} hosts"
+    what = f"{_short(text)} names over {MAX_HOSTS:,} hosts"
     return InputError([Problem(where, what, "shorten the ranges")])
 
 

@@ -23,28 +23,28 @@ _PCIE_LANE = {
     64.0: 64e9 / 8 * 242 / 256,
 }
 
-MOST_NVLINKS = 18
+MAX_NVLINKS = 18
 """The most NVLinks any GPU has had (H100, B200)."""
 
 
-def nvlink(sm: int) -> float | None:
+def nvlink_bytes_per_s(sm: int) -> float | None:
     """Return what one NVLink carries on a GPU of compute capability `sm` (90 for sm_90)."""
     known = [version for version in _NVLINK if version <= sm]
     return _NVLINK[max(known)] if known else None
 
 
-def xgmi(arch: str) -> float | None:
+def xgmi_bytes_per_s(arch: str) -> float | None:
     """Return what one xGMI link carries on an AMD GPU (942 for gfx942)."""
     return _XGMI.get(arch.lower().removeprefix("gfx"))
 
 
-def pcie(transfers_per_s: float, lanes: int) -> float | None:
+def pcie_bytes_per_s(transfers_per_s: float, lanes: int) -> float | None:
     """Return what a PCIe link carries, from its line rate in GT/s and its width."""
     lane = _PCIE_LANE.get(transfers_per_s)
     return None if lane is None else lane * lanes
 
 
-def between_sockets(arch: str, vendor: str, model: int) -> float:
+def socket_bytes_per_s(arch: str, vendor: str, model: int) -> float:
     """Return what NCCL 2.30.7 assumes to cross between two CPUs of a host."""
     if arch in ("arm64", "aarch64"):
         return 6e9

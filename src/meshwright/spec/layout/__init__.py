@@ -1,7 +1,7 @@
 """`Layout`: how a model lies on a cluster, the ranks it makes and the bytes it places."""
 
-from meshwright.spec.layout.kinds import (
-    ContextKind,
+from meshwright.spec.layout.choices import (
+    ContextParallelKind,
     Offload,
     Optimizer,
     Precision,
@@ -11,19 +11,24 @@ from meshwright.spec.layout.kinds import (
     StatePrecision,
 )
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.layout.stages import Chunk, chunks, rank_chunks, split_layers
-from meshwright.spec.layout.states import (
+from meshwright.spec.layout.model_states import (
     RankParameters,
     StateBytes,
-    rank_parameters,
-    state_bytes,
-    states_of,
+    count_rank_parameters,
+    rank_state_bytes,
+    stage_state_bytes,
+)
+from meshwright.spec.layout.pipeline_chunks import (
+    ModelChunk,
+    list_chunks,
+    list_chunks_by_rank,
+    split_layers,
 )
 
 __all__ = [
-    "Chunk",
-    "ContextKind",
+    "ContextParallelKind",
     "Layout",
+    "ModelChunk",
     "Offload",
     "Optimizer",
     "Precision",
@@ -33,10 +38,10 @@ __all__ = [
     "ScheduleKind",
     "StateBytes",
     "StatePrecision",
-    "chunks",
-    "rank_chunks",
-    "rank_parameters",
+    "count_rank_parameters",
+    "list_chunks",
+    "list_chunks_by_rank",
+    "rank_state_bytes",
     "split_layers",
-    "state_bytes",
-    "states_of",
+    "stage_state_bytes",
 ]

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.layout.check import check
-from meshwright.spec.layout.kinds import (
-    ALLOWED,
-    CHUNKED_SCHEDULES,
-    FOLDED_SCHEDULES,
-    MOST,
+from meshwright.spec.layout.choices import (
+    AXIS_ORDERS,
+    CHOICES,
+    MAX_VALUES,
+    MULTI_CHUNK_SCHEDULES,
     OFFLOADS,
-    ORDERS,
     RECOMPUTE_OPS,
-    ContextKind,
+    V_SCHEDULES,
+    ContextParallelKind,
     Offload,
     Optimizer,
     Precision,
@@ -28,18 +27,19 @@ from meshwright.spec.layout.kinds import (
     ScheduleKind,
     StatePrecision,
 )
-from meshwright.spec.layout.rules import explain, split_problems
+from meshwright.spec.layout.constraints import check_layout
+from meshwright.spec.layout.field_rules import check_layer_split, list_layout_problems
 
 if TYPE_CHECKING:
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
-    from meshwright.spec.workload import Training
+    from meshwright.spec.workload import TrainingWorkload
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model lies on a cluster: parallel degrees, batch split, precision, overlap.
 
-    Building one checks the values against each other; `check` holds it against a model and a
+    Building one checks the values against each other; `check_layout` holds it against a model and a
     cluster as well and returns every violated constraint with a fix.
     """
 
@@ -49,7 +49,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Split norms, dropout and residuals along the sequence inside the tensor-parallel group."""
     cp: int = 1
     """Context parallel: GPUs that share one sequence."""
-    cp_kind: ContextKind = "ring"
+    cp_kind: ContextParallelKind = "ring"
     """How context-parallel ranks see each other's keys and values."""
     pp: int = 1
     """Pipeline parallel: stages."""
@@ -116,7 +116,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         except TypeError:
             sound = False
         if not sound:
-            raise InputError(explain(self))
+            raise InputError(list_layout_problems(self))
 
     @property
     def gpus(self) -> int:
@@ -124,14 +124,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.tp * self.cp * self.pp * self.dp
 
     @property
-    def experts_tp(self) -> int:
+    def effective_expert_tp(self) -> int:
         """Tensor-parallel degree inside each expert."""
         return self.expert_tp or self.tp
 
     @property
     def expert_dp(self) -> int:
         """Replicas of each expert shard."""
-        return self.tp * self.cp * self.dp // (self.experts_tp * self.ep)
+        return self.tp * self.cp * self.dp // (self.effective_expert_tp * self.ep)
 
     @property
     def shard_degree(self) -> int:
@@ -143,15 +143,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Model chunks over the whole pipeline."""
         return self.pp * self.virtual_stages
 
-    def microbatches(self, global_batch: int) -> int:
+    def count_microbatches(self, global_batch: int) -> int:
         """Return how many microbatches each replica runs in one step."""
         return global_batch // (self.dp * self.microbatch)
 
     def check(
-        self, model: "Model", cluster: "Cluster", workload: "Training | None" = None
+        self, model: "Model", cluster: "Cluster", workload: "TrainingWorkload | None" = None
     ) -> tuple[Problem, ...]:
         """Return every constraint that this layout violates, each with a fix."""
-        return check(self, model, cluster, workload)
+        return check_layout(self, model, cluster, workload)
 
 
 def _degrees_fit(layout: Layout) -> bool:
@@ -160,13 +160,13 @@ def _degrees_fit(layout: Layout) -> bool:
     return (
         type(tp) is type(cp) is type(pp) is type(dp) is type(ep) is int
         and type(microbatch) is type(chunks) is type(zero) is int
-        and 0 < tp <= MOST["tp"]
-        and 0 < cp <= MOST["cp"]
-        and 0 < pp <= MOST["pp"]
-        and 0 < dp <= MOST["dp"]
-        and 0 < ep <= MOST["ep"]
-        and 0 < microbatch <= MOST["microbatch"]
-        and 0 < chunks <= MOST["virtual_stages"]
+        and 0 < tp <= MAX_VALUES["tp"]
+        and 0 < cp <= MAX_VALUES["cp"]
+        and 0 < pp <= MAX_VALUES["pp"]
+        and 0 < dp <= MAX_VALUES["dp"]
+        and 0 < ep <= MAX_VALUES["ep"]
+        and 0 < microbatch <= MAX_VALUES["microbatch"]
+        and 0 < chunks <= MAX_VALUES["virtual_stages"]
         and 0 <= zero <= 3
         and (chunks == 1 or pp > 1)
         and tp * cp * dp % ((layout.expert_tp or tp) * ep) == 0
@@ -176,15 +176,15 @@ def _degrees_fit(layout: Layout) -> bool:
 
 def _choices_known(layout: Layout) -> bool:
     return (
-        layout.precision in ALLOWED["precision"]
-        and layout.schedule in ALLOWED["schedule"]
-        and layout.recompute in ALLOWED["recompute"]
-        and layout.optimizer in ALLOWED["optimizer"]
-        and layout.cp_kind in ALLOWED["cp_kind"]
-        and layout.master_precision in ALLOWED["master_precision"]
-        and layout.gradient_precision in ALLOWED["gradient_precision"]
-        and layout.moment_precision in ALLOWED["moment_precision"]
-        and layout.order in ORDERS
+        layout.precision in CHOICES["precision"]
+        and layout.schedule in CHOICES["schedule"]
+        and layout.recompute in CHOICES["recompute"]
+        and layout.optimizer in CHOICES["optimizer"]
+        and layout.cp_kind in CHOICES["cp_kind"]
+        and layout.master_precision in CHOICES["master_precision"]
+        and layout.gradient_precision in CHOICES["gradient_precision"]
+        and layout.moment_precision in CHOICES["moment_precision"]
+        and layout.order in AXIS_ORDERS
         and _are_switches(layout.sequence_parallel, layout.overlap_gradients)
         and _are_switches(layout.overlap_parameters, layout.overlap_tp)
         and _are_switches(layout.overlap_pp, layout.overlap_ep)
@@ -205,7 +205,7 @@ def _extras_fit(layout: Layout) -> bool:
         and (shard is None or (_counts(shard, "shard") and spread % shard == 0))
         and (expert_tp is None or _counts(expert_tp, "expert_tp"))
         and _schedule_fits(layout.schedule, layout.pp, layout.virtual_stages)
-        and (split is None or not split_problems(split, layout.chunks))
+        and (split is None or not check_layer_split(split, layout.chunks))
         and (not layout.recompute_ops or layout.recompute == "selective")
         and RECOMPUTE_OPS.issuperset(layout.recompute_ops)
         and (layers is None or (type(layers) is int and layers >= 0))
@@ -217,12 +217,12 @@ def _extras_fit(layout: Layout) -> bool:
 
 
 def _counts(value: int, name: str) -> bool:
-    return type(value) is int and 0 < value <= MOST[name]
+    return type(value) is int and 0 < value <= MAX_VALUES[name]
 
 
 def _schedule_fits(schedule: ScheduleKind, pp: int, chunks: int) -> bool:
     if pp == 1 or schedule == "1f1b":
         return chunks == 1
-    if schedule in CHUNKED_SCHEDULES:
-        return chunks == 2 or (chunks > 2 and schedule not in FOLDED_SCHEDULES)
+    if schedule in MULTI_CHUNK_SCHEDULES:
+        return chunks == 2 or (chunks > 2 and schedule not in V_SCHEDULES)
     return chunks == 1 and (schedule != "dualpipe" or pp % 2 == 0)

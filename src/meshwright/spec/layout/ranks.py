@@ -11,16 +11,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.names import unknown_name
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
 if TYPE_CHECKING:
     from meshwright.spec.layout.layout import Layout
 
-Group = tuple[int, ...]
+ProcessGroupRanks = tuple[int, ...]
 """Ranks that communicate with each other, in the order of their index inside the group."""
 
 
-class Coordinate(NamedTuple):
+class RankCoordinate(NamedTuple):
     """Where a rank stands in the dense part of the model."""
 
     tp: int
@@ -29,7 +29,7 @@ class Coordinate(NamedTuple):
     pp: int
 
 
-class ExpertCoordinate(NamedTuple):
+class ExpertRankCoordinate(NamedTuple):
     """Where a rank stands in the routed experts."""
 
     expert_tp: int
@@ -38,7 +38,7 @@ class ExpertCoordinate(NamedTuple):
     pp: int
 
 
-class Mesh(NamedTuple):
+class MeshShape(NamedTuple):
     """What `init_device_mesh` takes: dimensions from the outermost (slowest) to the innermost."""
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ _DENSE = {"tp": "tp", "cp": "cp", "dp": "dp", "pp": "pp"}
 _EXPERT = {"tp": "expert_tp", "ep": "ep", "dp": "expert_dp", "pp": "pp"}
 
 NAMED_GROUPS = ("embedding", "position_embedding", "replicate", "shard")
-"""Groups that are not the product of axes; `groups` explains them."""
+"""Groups that are not the product of axes; `list_process_groups` explains them."""
 
 
 @lru_cache(maxsize=1024)
@@ -75,36 +75,41 @@ def _grid(order: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[_
 def _dense(layout: "Layout") -> tuple[_Axis, ...]:
     """The dense axes, fastest first."""
     sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
-    return _grid(layout.order, Coordinate._fields, sizes)
+    return _grid(layout.order, RankCoordinate._fields, sizes)
 
 
 def _experts(layout: "Layout") -> tuple[_Axis, ...]:
     """The expert axes, fastest first."""
-    sizes = (layout.experts_tp, layout.ep, layout.expert_dp, layout.pp)
+    sizes = (layout.effective_expert_tp, layout.ep, layout.expert_dp, layout.pp)
     if sizes[0] * sizes[1] * sizes[2] * sizes[3] != layout.gpus:
-        what = f"{layout.experts_tp} does not divide tp × cp × dp = {layout.gpus // layout.pp}"
+        what = (
+            f"{layout.effective_expert_tp} does not divide tp × cp × dp = "
+            f"{layout.gpus // layout.pp}"
+        )
         raise InputError([Problem("layout.expert_tp", what, "leave expert_tp out")])
-    return _grid(layout.order, ExpertCoordinate._fields, sizes)
+    return _grid(layout.order, ExpertRankCoordinate._fields, sizes)
 
 
-def coordinate(layout: "Layout", rank: int) -> Coordinate:
+def get_coordinate(layout: "Layout", rank: int) -> RankCoordinate:
     """Return where `rank` stands in the dense part of the model."""
     _check_rank(layout, rank)
-    return Coordinate(**{name: rank // stride % size for name, size, stride in _dense(layout)})
+    return RankCoordinate(**{name: rank // stride % size for name, size, stride in _dense(layout)})
 
 
-def expert_coordinate(layout: "Layout", rank: int) -> ExpertCoordinate:
+def get_expert_coordinate(layout: "Layout", rank: int) -> ExpertRankCoordinate:
     """Return where `rank` stands in the routed experts."""
     _check_rank(layout, rank)
-    return ExpertCoordinate(
+    return ExpertRankCoordinate(
         **{name: rank // stride % size for name, size, stride in _experts(layout)}
     )
 
 
-def rank_of(layout: "Layout", place: Coordinate | ExpertCoordinate) -> int:
+def get_rank(layout: "Layout", place: RankCoordinate | ExpertRankCoordinate) -> int:
     """Return the rank that stands at a coordinate of either part of the model."""
     rank, problems = 0, []
-    for name, size, stride in _dense(layout) if isinstance(place, Coordinate) else _experts(layout):
+    for name, size, stride in (
+        _dense(layout) if isinstance(place, RankCoordinate) else _experts(layout)
+    ):
         index: int = getattr(place, name)
         if not 0 <= index < size:
             problems.append(Problem(name, f"{index} is not from 0 to {size - 1}"))
@@ -114,7 +119,7 @@ def rank_of(layout: "Layout", place: Coordinate | ExpertCoordinate) -> int:
     return rank
 
 
-def groups(layout: "Layout", axes: str) -> tuple[Group, ...]:
+def list_process_groups(layout: "Layout", axes: str) -> tuple[ProcessGroupRanks, ...]:
     """Return every group of ranks that differ only in `axes`, in Megatron's order.
 
     `axes` joins the words of one part of the model with hyphens (`tp`, `dp-cp`, `tp-pp`; `ep`,
@@ -127,34 +132,36 @@ def groups(layout: "Layout", axes: str) -> tuple[Group, ...]:
     - `replicate`: ranks that hold the same shard in different copies.
     """
     if axes == "embedding":
-        return tuple(_ends(group) for group in groups(layout, "pp"))
+        return tuple(_ends(group) for group in list_process_groups(layout, "pp"))
     if axes == "position_embedding":
-        return tuple(group[:1] for group in groups(layout, "pp"))
+        return tuple(group[:1] for group in list_process_groups(layout, "pp"))
     if axes in ("shard", "replicate"):
         return tuple(
-            part for group in groups(layout, "dp-cp") for part in _split(layout, group, axes)
+            part
+            for group in list_process_groups(layout, "dp-cp")
+            for part in _split(layout, group, axes)
         )
     inside, outside = _divide(layout, axes)
     steps = _offsets(inside)
     return tuple(tuple([base + step for step in steps]) for base in _offsets(outside))
 
 
-def group_of(layout: "Layout", rank: int, axes: str) -> Group:
-    """Return the one group of `groups(layout, axes)` that holds `rank`; empty where none does."""
+def get_process_group(layout: "Layout", rank: int, axes: str) -> ProcessGroupRanks:
+    """Return the group of `list_process_groups` that holds `rank`; empty where none does."""
     _check_rank(layout, rank)
     if axes in ("embedding", "position_embedding"):
-        line = group_of(layout, rank, "pp")
+        line = get_process_group(layout, rank, "pp")
         group = _ends(line) if axes == "embedding" else line[:1]
         return group if rank in group else ()
     if axes in ("shard", "replicate"):
-        parts = _split(layout, group_of(layout, rank, "dp-cp"), axes)
+        parts = _split(layout, get_process_group(layout, rank, "dp-cp"), axes)
         return next(part for part in parts if rank in part)
     inside, _ = _divide(layout, axes)
     base = rank - sum(rank // axis.stride % axis.size * axis.stride for axis in inside)
     return tuple([base + step for step in _offsets(inside)])
 
 
-def pipelines_agree(layout: "Layout") -> bool:
+def has_matching_expert_stages(layout: "Layout") -> bool:
     """Tell whether the experts of a rank lie in the same pipeline stage as its dense layers.
 
     They always do when pp is the last axis. Megatron-Core refuses layouts where they do not.
@@ -163,7 +170,7 @@ def pipelines_agree(layout: "Layout") -> bool:
     return layout.pp == 1 or len(strides) == 1
 
 
-def mesh_shape(layout: "Layout") -> Mesh:
+def get_mesh_shape(layout: "Layout") -> MeshShape:
     """Return the device mesh of the dense part: pp, dp, cp, tp for the default order.
 
     With `shard` set, dp becomes `dp_replicate` × `dp_shard` (hybrid sharding). cp is split the same
@@ -190,31 +197,34 @@ def mesh_shape(layout: "Layout") -> Mesh:
     return _mesh(dims)
 
 
-def expert_mesh_shape(layout: "Layout") -> Mesh:
+def get_expert_mesh_shape(layout: "Layout") -> MeshShape:
     """Return the device mesh of the experts: pp, expert_dp, ep, expert_tp for the default order."""
     return _mesh((axis.name, axis.size) for axis in _experts(layout))
 
 
-def _mesh(dims: Iterable[tuple[str, int]]) -> Mesh:
+def _mesh(dims: Iterable[tuple[str, int]]) -> MeshShape:
     """Turn dimensions given from the fastest to the slowest into a mesh."""
     names, sizes = zip(*reversed(list(dims)), strict=True)
-    return Mesh(names, sizes)
+    return MeshShape(names, sizes)
 
 
 def _divide(layout: "Layout", axes: str) -> tuple[list[_Axis], list[_Axis]]:
     """Return the axes that `axes` names and the others of the same part, both fastest first."""
     wanted = axes.split("-")
-    known = {*Coordinate._fields, *ExpertCoordinate._fields}
+    known = {*RankCoordinate._fields, *ExpertRankCoordinate._fields}
     problems = [
-        unknown_name("axis", name, known | set(NAMED_GROUPS), "axes")
+        build_unknown_name_problem("axis", name, known | set(NAMED_GROUPS), "axes")
         for name in wanted
         if name not in known
     ]
-    dense = [name for name in wanted if name in Coordinate._fields and name != "pp"]
-    expert = [name for name in wanted if name in ExpertCoordinate._fields and name != "pp"]
+    dense = [name for name in wanted if name in RankCoordinate._fields and name != "pp"]
+    expert = [name for name in wanted if name in ExpertRankCoordinate._fields and name != "pp"]
     if dense and expert:
         what = f"{axes!r} mixes axes of the dense part and of the experts"
-        fix = f"use either {', '.join(Coordinate._fields)} or {', '.join(ExpertCoordinate._fields)}"
+        fix = (
+            f"use either {', '.join(RankCoordinate._fields)} or "
+            f"{', '.join(ExpertRankCoordinate._fields)}"
+        )
         problems.append(Problem("axes", what, fix))
     if problems:
         raise InputError(problems)
@@ -231,11 +241,11 @@ def _offsets(axes: Sequence[_Axis]) -> list[int]:
     return offsets
 
 
-def _ends(line: Group) -> Group:
+def _ends(line: ProcessGroupRanks) -> ProcessGroupRanks:
     return line if len(line) == 1 else (line[0], line[-1])
 
 
-def _split(layout: "Layout", group: Group, axes: str) -> list[Group]:
+def _split(layout: "Layout", group: ProcessGroupRanks, axes: str) -> list[ProcessGroupRanks]:
     """Cut one dp-cp group into its shard groups, or into the replicate groups across them."""
     width = layout.shard_degree
     if axes == "shard":

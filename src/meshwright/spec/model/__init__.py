@@ -1,40 +1,46 @@
 """`Model`: an architecture as a value, with its exact parameter and FLOP counts."""
 
-from meshwright.spec.model.block import Block, Norm
-from meshwright.spec.model.build import decoder, gpt
-from meshwright.spec.model.feedforward import Experts, FeedForward, Mlp
-from meshwright.spec.model.flops import CONVENTIONS, Flops, count_flops, flops_per_token
-from meshwright.spec.model.mixers import Attention, GatedDelta, LatentAttention, Mamba2, Mixer
-from meshwright.spec.model.model import Model, MultiToken
-from meshwright.spec.model.parameters import Parameters, count_parameters
-from meshwright.spec.model.positions import Rotary, Temperature
-from meshwright.spec.model.vision import Projector, VisionTower
+from meshwright.spec.model.block import BlockSpec, NormSpec
+from meshwright.spec.model.decoder_builders import build_decoder_model, build_gpt
+from meshwright.spec.model.feedforward import FeedForward, MLPSpec, MoESpec
+from meshwright.spec.model.flops import CONVENTIONS, ModelFlops, count_flops, flops_per_token
+from meshwright.spec.model.model import Model, MtpSpec
+from meshwright.spec.model.parameters import ParameterCounts, count_parameters
+from meshwright.spec.model.rotary import AttentionTemperature, Rotary
+from meshwright.spec.model.token_mixers import (
+    AttentionSpec,
+    GatedDeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    Mixer,
+)
+from meshwright.spec.model.vision import VisionProjector, VisionTower
 from meshwright.spec.model.weights import Weight
 
 __all__ = [
     "CONVENTIONS",
-    "Attention",
-    "Block",
-    "Experts",
+    "AttentionSpec",
+    "AttentionTemperature",
+    "BlockSpec",
     "FeedForward",
-    "Flops",
-    "GatedDelta",
-    "LatentAttention",
-    "Mamba2",
+    "GatedDeltaNetSpec",
+    "LatentAttentionSpec",
+    "MLPSpec",
+    "Mamba2Spec",
     "Mixer",
-    "Mlp",
+    "MoESpec",
     "Model",
-    "MultiToken",
-    "Norm",
-    "Parameters",
-    "Projector",
+    "ModelFlops",
+    "MtpSpec",
+    "NormSpec",
+    "ParameterCounts",
     "Rotary",
-    "Temperature",
+    "VisionProjector",
     "VisionTower",
     "Weight",
+    "build_decoder_model",
+    "build_gpt",
     "count_flops",
     "count_parameters",
-    "decoder",
     "flops_per_token",
-    "gpt",
 ]

@@ -1,21 +1,21 @@
-"""`Block`: one layer of a model, and the norm it uses."""
+"""`BlockSpec`: one layer of a model, and the norm it uses."""
 
 from typing import Literal
 
 import msgspec
 
-from meshwright.spec.bounds import Bounds
+from meshwright.spec.field_checks import FieldChecker
 from meshwright.spec.model.feedforward import FeedForward
-from meshwright.spec.model.mixers import Mixer
-from meshwright.spec.model.pattern import is_block_name
+from meshwright.spec.model.layer_pattern import is_block_name
+from meshwright.spec.model.token_mixers import Mixer
 from meshwright.spec.model.weights import Weight
-from meshwright.spec.read import shown
+from meshwright.spec.serialization import format_value
 
 NormKind = Literal["rms", "layer", "layer-plain"]
-NormPlace = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
+NormPosition = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
 
 
-class Norm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NormSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The normalisation a model uses throughout."""
 
     kind: NormKind = "rms"
@@ -28,9 +28,9 @@ class Norm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Weights are stored as an offset from one (Gemma)."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.not_negative(eps=self.eps)
-        bounds.require()
+        bounds.raise_problems()
 
     def parameters(self, width: int) -> int:
         """Count the weights of one norm over `width` channels."""
@@ -39,7 +39,7 @@ class Norm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return width * (2 if self.bias else 1)
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One layer: a token mixer, a feed-forward part, or both, with norms around them."""
 
     name: str
@@ -48,41 +48,43 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What mixes tokens; None in the feed-forward-only layers of hybrid models."""
     mlp: FeedForward | None = None
     """The feed-forward part; None in mixer-only layers."""
-    norms: NormPlace = "pre"
+    norms: NormPosition = "pre"
     """Before each part, after it, both (sandwich), or before two parallel parts (own or shared)."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.readable(name=self.name)
-        if bounds.sound("name") and not is_block_name(self.name):
-            bounds.add("name", f"{shown(self.name)} is not a word", "use letters, digits, - and _")
+        bounds = FieldChecker()
+        bounds.mark_unreadable(name=self.name)
+        if bounds.is_valid("name") and not is_block_name(self.name):
+            bounds.add(
+                "name", f"{format_value(self.name)} is not a word", "use letters, digits, - and _"
+            )
         if self.mixer is None and self.mlp is None:
             bounds.add("mixer", "a block needs a mixer, an mlp, or both", "add one")
-        bounds.require()
+        bounds.raise_problems()
 
-    def weights(self, hidden: int) -> tuple[Weight, ...]:
+    def list_weights(self, hidden: int) -> tuple[Weight, ...]:
         """List every matrix of the block."""
-        mixer = self.mixer.weights(hidden) if self.mixer is not None else ()
-        mlp = self.mlp.weights(hidden) if self.mlp is not None else ()
+        mixer = self.mixer.list_weights(hidden) if self.mixer is not None else ()
+        mlp = self.mlp.list_weights(hidden) if self.mlp is not None else ()
         return mixer + mlp
 
-    def norm_count(self) -> int:
+    def count_norms(self) -> int:
         """Count the norms over the model's width."""
         parts = (self.mixer is not None) + (self.mlp is not None)
         if self.norms == "sandwich":
             return 2 * parts
         return 1 if self.norms == "parallel-shared" else parts
 
-    def vectors(self, hidden: int, norm: Norm) -> int:
+    def count_vector_parameters(self, hidden: int, norm: NormSpec) -> int:
         """Count parameters that are not matrices: norms, sinks, convolutions, balance biases."""
-        mixer = self.mixer.vectors(norm.bias) if self.mixer is not None else 0
-        mlp = self.mlp.vectors() if self.mlp is not None else 0
-        return self.norm_count() * norm.parameters(hidden) + mixer + mlp
+        mixer = self.mixer.count_vector_parameters(norm.bias) if self.mixer is not None else 0
+        mlp = self.mlp.count_vector_parameters() if self.mlp is not None else 0
+        return self.count_norms() * norm.parameters(hidden) + mixer + mlp
 
     def core_flops(self, length: int) -> float:
         """FLOPs per token between the mixer's matrices, forward, exactly counted."""
         return self.mixer.core_flops(length) if self.mixer is not None else 0.0
 
-    def full_flops(self, length: int) -> float:
+    def non_causal_flops(self, length: int) -> float:
         """The same as if attention were not causal."""
-        return self.mixer.full_flops(length) if self.mixer is not None else 0.0
+        return self.mixer.non_causal_flops(length) if self.mixer is not None else 0.0

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from meshwright.spec.bounds import Bounds
+from meshwright.spec.field_checks import FieldChecker
 from meshwright.spec.model.weights import Weight
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "quick-gelu", "relu", "relu2", "swiglu-clamped"]
@@ -13,7 +13,7 @@ RouterBias = Literal["none", "linear", "balance"]
 Scoring = Literal["softmax", "sigmoid"]
 
 
-class Mlp(
+class MLPSpec(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -33,22 +33,22 @@ class Mlp(
     """The products add biases."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(width=self.width)
-        bounds.require()
+        bounds.raise_problems()
 
-    def weights(self, hidden: int) -> tuple[Weight, ...]:
+    def list_weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the up (and gate) and down products."""
         up = Weight("up", hidden, self.width, "column", self.bias)
         down = Weight("down", self.width, hidden, "row", self.bias)
         return (up._replace(name="gate"), up, down) if self.gated else (up, down)
 
-    def vectors(self) -> int:
+    def count_vector_parameters(self) -> int:
         """Count parameters that are not matrices: none."""
         return 0
 
 
-class Experts(
+class MoESpec(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -90,7 +90,7 @@ class Experts(
     """Routed experts work in this smaller width, reached by a shared down and up product."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(
             count=self.count,
             top_k=self.top_k,
@@ -100,23 +100,24 @@ class Experts(
             latent=self.latent,
         )
         bounds.count(least=0, shared_width=self.shared_width)
-        if bounds.sound("count", "top_k") and self.top_k > self.count:
+        if bounds.is_valid("count", "top_k") and self.top_k > self.count:
             what = f"{self.top_k} is more than the {self.count} experts"
             bounds.add("top_k", what, f"use at most {self.count}")
-        if bounds.sound("groups", "groups_used") and self.groups_used > self.groups:
+        if bounds.is_valid("groups", "groups_used") and self.groups_used > self.groups:
             what = f"{self.groups_used} is more than groups={self.groups}"
             bounds.add("groups_used", what, f"use at most {self.groups}")
-        bounds.require()
+        bounds.raise_problems()
 
-    def weights(self, hidden: int) -> tuple[Weight, ...]:
+    def list_weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the router, the shared experts, and the routed ones with their copies."""
         routes = Weight("router", hidden, self.count, "none", self.router_bias == "linear")
         found = [routes._replace(part="router")]
         beside = partial(Weight, split="none", part="shared")
         if self.shared_width:
-            shared = Mlp(width=self.shared_width, gated=self.gated, activation=self.activation)
+            shared = MLPSpec(width=self.shared_width, gated=self.gated, activation=self.activation)
             found += [
-                w._replace(name=f"shared_{w.name}", part="shared") for w in shared.weights(hidden)
+                w._replace(name=f"shared_{w.name}", part="shared")
+                for w in shared.list_weights(hidden)
             ]
             if self.shared_gate:
                 found.append(beside("shared_gate_scalar", hidden, 1))
@@ -124,16 +125,16 @@ class Experts(
         if self.latent is not None:
             width = self.latent
             found += [beside("latent_down", hidden, width), beside("latent_up", width, hidden)]
-        routed = Mlp(width=self.width, gated=self.gated, bias=self.bias).weights(width)
+        routed = MLPSpec(width=self.width, gated=self.gated, bias=self.bias).list_weights(width)
         found += [
             w._replace(name=f"expert_{w.name}", copies=self.count, active=self.top_k, part="expert")
             for w in routed
         ]
         return tuple(found)
 
-    def vectors(self) -> int:
+    def count_vector_parameters(self) -> int:
         """Count the load-balancing bias, one number per expert."""
         return self.count if self.router_bias == "balance" else 0
 
 
-FeedForward = Mlp | Experts
+FeedForward = MLPSpec | MoESpec

@@ -13,15 +13,15 @@ from collections.abc import Callable
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.spec.bounds import require, whole
-from meshwright.spec.model.block import Block
-from meshwright.spec.model.mixers import Attention, LatentAttention
+from meshwright.spec.field_checks import check_integer, raise_problems
+from meshwright.spec.model.block import BlockSpec
 from meshwright.spec.model.model import Model
-from meshwright.spec.model.weights import flops as weight_flops
-from meshwright.spec.names import unknown_name
+from meshwright.spec.model.token_mixers import AttentionSpec, LatentAttentionSpec
+from meshwright.spec.model.weights import sum_flops
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
 
-class Flops(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFlops(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs one token costs in training."""
 
     forward: float
@@ -37,35 +37,35 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
         return self.forward + self.backward
 
 
-def count_flops(model: Model, length: int) -> Flops:
+def count_flops(model: Model, length: int) -> ModelFlops:
     """Count the FLOPs one token costs on average in sequences of `length` tokens, exactly.
 
     The main model and its multi-token heads; `multi_token` tells these apart.
     """
-    require(whole("length", length))
+    raise_problems(check_integer("length", length))
     main, heads = _forward(model, lambda block: block.core_flops(length))
     forward = main + heads
-    return Flops(forward=forward, backward=2 * forward, multi_token=heads)
+    return ModelFlops(forward=forward, backward=2 * forward, multi_token=heads)
 
 
-def _forward(model: Model, core: Callable[[Block], float]) -> tuple[float, float]:
+def _forward(model: Model, core: Callable[[BlockSpec], float]) -> tuple[float, float]:
     """Count one token's forward FLOPs in the main model and in its multi-token heads.
 
     `core` says what a block spends between its mixer's matrices: where conventions differ.
     """
     table = 2 * model.vocab * model.hidden
     main = table + sum(
-        layers * (weight_flops(block.weights(model.hidden)) + core(block))
-        for block, layers in model.block_counts()
+        layers * (sum_flops(block.list_weights(model.hidden)) + core(block))
+        for block, layers in model.count_layers_by_block()
     )
     heads = model.multi_token
     if heads is None:
         return main, 0.0
-    each = weight_flops(model.multi_token_weights()) + core(model.block(heads.block)) + table
+    each = sum_flops(model.list_mtp_weights()) + core(model.block(heads.block)) + table
     return main, heads.depth * each
 
 
-def _trained(model: Model, core: Callable[[Block], float]) -> float:
+def _trained(model: Model, core: Callable[[BlockSpec], float]) -> float:
     return 3.0 * sum(_forward(model, core))
 
 
@@ -79,15 +79,17 @@ def _six_n(model: Model, length: int) -> float:
 
 
 def _palm(model: Model, length: int) -> float:
-    return _trained(model, lambda block: block.full_flops(length))
+    return _trained(model, lambda block: block.non_causal_flops(length))
 
 
 def _megatron(model: Model, length: int) -> float:
     # A recurrence has no square to halve.
-    halved = (Attention, LatentAttention)
+    halved = (AttentionSpec, LatentAttentionSpec)
     return _trained(
         model,
-        lambda block: block.full_flops(length) / (2 if isinstance(block.mixer, halved) else 1),
+        lambda block: (
+            block.non_causal_flops(length) / (2 if isinstance(block.mixer, halved) else 1)
+        ),
     )
 
 
@@ -115,6 +117,8 @@ count alike in all but `6N`; multi-token heads count in all.
 def flops_per_token(model: Model, length: int, convention: str = "exact") -> float:
     """Return the FLOPs of training on one token in a named convention."""
     if convention not in CONVENTIONS:
-        raise InputError([unknown_name("FLOP convention", convention, CONVENTIONS, "convention")])
-    require(whole("length", length))
+        raise InputError(
+            [build_unknown_name_problem("FLOP convention", convention, CONVENTIONS, "convention")]
+        )
+    raise_problems(check_integer("length", length))
     return CONVENTIONS[convention](model, length)

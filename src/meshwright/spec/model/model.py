@@ -11,18 +11,18 @@ from typing import Literal
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.spec.bounds import Bounds
-from meshwright.spec.model.block import Block, Norm
-from meshwright.spec.model.feedforward import Experts
-from meshwright.spec.model.pattern import expand
+from meshwright.spec.field_checks import FieldChecker
+from meshwright.spec.model.block import BlockSpec, NormSpec
+from meshwright.spec.model.feedforward import MoESpec
+from meshwright.spec.model.layer_pattern import expand_pattern
 from meshwright.spec.model.vision import VisionTower
 from meshwright.spec.model.weights import Weight
-from meshwright.spec.names import suggestion
+from meshwright.spec.name_suggestions import format_suggestion
 
 Positions = Literal["rotary", "learned", "alibi", "none"]
 
 
-class MultiToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MtpSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Heads that predict further tokens (DeepSeek-V3): each is a product, a block and norms."""
 
     depth: int
@@ -31,10 +31,10 @@ class MultiToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Name of the block each head runs."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(depth=self.depth)
-        bounds.named(block=self.block)
-        bounds.require()
+        bounds.not_empty(block=self.block)
+        bounds.raise_problems()
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,11 +48,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Width of the residual stream."""
     vocab: int
     """Rows of the embedding table."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockSpec, ...]
     """The kinds of layer."""
     pattern: str
     """Their order, such as `3*dense 58*moe` or `8*(5*local global)`."""
-    norm: Norm = Norm()
+    norm: NormSpec = NormSpec()
     """The norm used throughout."""
     tied: bool = False
     """The output head shares the embedding table."""
@@ -74,27 +74,29 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Logits are multiplied by this (Cohere, Grok)."""
     logit_softcap: float | None = None
     """Logits are squashed by tanh to this range (Gemma 2)."""
-    multi_token: MultiToken | None = None
+    multi_token: MtpSpec | None = None
     """Heads that predict further tokens; their parameters are counted apart."""
     vision: VisionTower | None = None
     """The vision tower of a multimodal model."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.named(name=self.name)
+        bounds = FieldChecker()
+        bounds.not_empty(name=self.name)
         bounds.count(hidden=self.hidden, vocab=self.vocab, max_positions=self.max_positions)
         bounds.count(least=0, position_offset=self.position_offset)
-        bounds.readable(pattern=self.pattern, blocks=self.blocks, multi_token=self.multi_token)
-        if bounds.sound("pattern"):
+        bounds.mark_unreadable(
+            pattern=self.pattern, blocks=self.blocks, multi_token=self.multi_token
+        )
+        if bounds.is_valid("pattern"):
             try:
-                expand(self.pattern)
+                expand_pattern(self.pattern)
             except InputError as error:
                 bounds.problems += error.problems
-        if bounds.sound("pattern", "blocks", "multi_token"):
+        if bounds.is_valid("pattern", "blocks", "multi_token"):
             self._check_blocks(bounds)
-        bounds.require()
+        bounds.raise_problems()
 
-    def _check_blocks(self, bounds: Bounds) -> None:
+    def _check_blocks(self, bounds: FieldChecker) -> None:
         names = [block.name for block in self.blocks]
         for name, times in Counter(names).items():
             if times > 1:
@@ -105,33 +107,35 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             wanted.setdefault(self.multi_token.block, "multi_token.block")
         for name, where in wanted.items():
             if name not in names:
-                bounds.add(where, f"there is no block named {name!r}", suggestion(name, names))
+                bounds.add(
+                    where, f"there is no block named {name!r}", format_suggestion(name, names)
+                )
 
     @property
     def layer_names(self) -> tuple[str, ...]:
         """The block name of every layer, first to last."""
-        return expand(self.pattern)
+        return expand_pattern(self.pattern)
 
     @property
     def layers(self) -> int:
         """Number of layers."""
         return len(self.layer_names)
 
-    def block(self, name: str) -> Block:
+    def block(self, name: str) -> BlockSpec:
         """Return the block of that name."""
         return next(block for block in self.blocks if block.name == name)
 
-    def layer_blocks(self) -> tuple[Block, ...]:
+    def layer_blocks(self) -> tuple[BlockSpec, ...]:
         """Return the block of every layer, first to last."""
         by_name = {block.name: block for block in self.blocks}
         return tuple(by_name[name] for name in self.layer_names)
 
-    def block_counts(self) -> tuple[tuple[Block, int], ...]:
+    def count_layers_by_block(self) -> tuple[tuple[BlockSpec, int], ...]:
         """Return each block that is used with the number of layers that use it."""
         counts = Counter(self.layer_names)
         return tuple((block, counts[block.name]) for block in self.blocks if counts[block.name])
 
-    def multi_token_weights(self) -> tuple[Weight, ...]:
+    def list_mtp_weights(self) -> tuple[Weight, ...]:
         """List the matrices of one multi-token head: its block, and the product that joins streams.
 
         The tables of tokens and the output head are the main model's own.
@@ -139,12 +143,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.multi_token is None:
             return ()
         join = Weight("join", 2 * self.hidden, self.hidden, "none")
-        return (*self.block(self.multi_token.block).weights(self.hidden), join)
+        return (*self.block(self.multi_token.block).list_weights(self.hidden), join)
 
     @property
-    def experts(self) -> Experts | None:
+    def moe(self) -> MoESpec | None:
         """The first routed feed-forward part in the model, None for a dense one."""
         for block in self.blocks:
-            if isinstance(block.mlp, Experts):
+            if isinstance(block.mlp, MoESpec):
                 return block.mlp
         return None

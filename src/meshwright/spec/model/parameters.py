@@ -7,12 +7,12 @@ active experts only, the output head in and the embedding table out.
 
 import msgspec
 
-from meshwright.spec.model.block import Block
+from meshwright.spec.model.block import BlockSpec
 from meshwright.spec.model.model import Model
-from meshwright.spec.model.weights import active_parameters, parameters
+from meshwright.spec.model.weights import sum_active_parameters, sum_parameters
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+class ParameterCounts(msgspec.Struct, frozen=True, kw_only=True):
     """How many parameters a model has, and where they lie."""
 
     embedding: int
@@ -53,17 +53,17 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def count_parameters(model: Model) -> Parameters:
+def count_parameters(model: Model) -> ParameterCounts:
     """Count the parameters of a model exactly."""
     hidden = model.hidden
     sums = {"mixer": 0, "mlp": 0, "router": 0, "experts": 0, "norms": 0}
     idle = matmul = 0
-    for block, layers in model.block_counts():
+    for block, layers in model.count_layers_by_block():
         for part, number in _block_parts(model, block).items():
             sums[part] += layers * number
-        weights = block.weights(hidden)
-        idle += layers * (parameters(weights) - active_parameters(weights))
-        matmul += layers * sum(weight.active * weight.matrix for weight in weights)
+        weights = block.list_weights(hidden)
+        idle += layers * (sum_parameters(weights) - sum_active_parameters(weights))
+        matmul += layers * sum(weight.active * weight.entries_per_copy for weight in weights)
     table = model.vocab * hidden
     rows = model.max_positions + model.position_offset if model.positions == "learned" else 0
     outer_norms = model.embedding_norm + model.final_norm
@@ -73,7 +73,7 @@ def count_parameters(model: Model) -> Parameters:
     if model.vision is not None:
         tower = model.vision
         vision = tower.parameters() + tower.projector.parameters(tower.hidden, hidden)
-    counted = Parameters(
+    counted = ParameterCounts(
         **sums,
         embedding=table + rows * hidden,
         head=head,
@@ -90,15 +90,15 @@ _COUNTED_AS = {
 }  # fmt: skip
 
 
-def _block_parts(model: Model, block: Block) -> dict[str, int]:
+def _block_parts(model: Model, block: BlockSpec) -> dict[str, int]:
     parts = dict.fromkeys(_COUNTED_AS.values(), 0)
-    parts["norms"] = block.norm_count() * model.norm.parameters(model.hidden)
-    for weight in block.weights(model.hidden):
+    parts["norms"] = block.count_norms() * model.norm.parameters(model.hidden)
+    for weight in block.list_weights(model.hidden):
         parts[_COUNTED_AS[weight.part]] += weight.parameters
     if block.mixer is not None:
-        parts["mixer"] += block.mixer.vectors(model.norm.bias)
+        parts["mixer"] += block.mixer.count_vector_parameters(model.norm.bias)
     if block.mlp is not None:
-        parts["router"] += block.mlp.vectors()
+        parts["router"] += block.mlp.count_vector_parameters()
     return parts
 
 
@@ -106,7 +106,7 @@ def _multi_token(model: Model) -> int:
     heads = model.multi_token
     if heads is None:
         return 0
-    each = parameters(model.multi_token_weights())
-    each += model.block(heads.block).vectors(model.hidden, model.norm)
+    each = sum_parameters(model.list_mtp_weights())
+    each += model.block(heads.block).count_vector_parameters(model.hidden, model.norm)
     # One norm for each of the two streams that are joined, and one before the output head.
     return heads.depth * (each + 3 * model.norm.parameters(model.hidden))

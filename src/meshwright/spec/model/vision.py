@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import msgspec
 
-from meshwright.spec.bounds import Bounds, whole
-from meshwright.spec.model.block import Block, Norm
+from meshwright.spec.field_checks import FieldChecker, check_integer
+from meshwright.spec.model.block import BlockSpec, NormSpec
 from meshwright.spec.model.feedforward import Activation
-from meshwright.spec.model.weights import Weight, parameters
+from meshwright.spec.model.weights import Weight, sum_parameters
 
 
-class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VisionProjector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What turns patch vectors into tokens of the language model."""
 
     merge: int = 1
@@ -23,20 +23,20 @@ class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The non-linearity between the products."""
     bias: bool = True
     """The products add biases."""
-    norm: Norm | None = None
+    norm: NormSpec | None = None
     """A norm over the tower's width before projecting."""
     feature_layer: int = -1
     """Which layer of the tower is read, counted from the end as -1 (Llava takes -2)."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(merge=self.merge, pool=self.pool)
-        bounds.readable(inner_widths=self.inner_widths)
-        for index, width in enumerate(self.inner_widths if bounds.sound("inner_widths") else ()):
-            bounds.problems += whole(f"inner_widths[{index}]", width)
-        bounds.require()
+        bounds.mark_unreadable(inner_widths=self.inner_widths)
+        for index, width in enumerate(self.inner_widths if bounds.is_valid("inner_widths") else ()):
+            bounds.problems += check_integer(f"inner_widths[{index}]", width)
+        bounds.raise_problems()
 
-    def weights(self, tower: int, hidden: int) -> tuple[Weight, ...]:
+    def list_weights(self, tower: int, hidden: int) -> tuple[Weight, ...]:
         """List the projector's products from the tower's width to the model's."""
         widths = (tower * self.merge * self.merge, *self.inner_widths, hidden)
         return tuple(
@@ -47,7 +47,7 @@ class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def parameters(self, tower: int, hidden: int) -> int:
         """Count the projector's parameters."""
         norm = self.norm.parameters(tower) if self.norm is not None else 0
-        return parameters(self.weights(tower, hidden)) + norm
+        return sum_parameters(self.list_weights(tower, hidden)) + norm
 
 
 class VisionTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,11 +57,11 @@ class VisionTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Width of the tower."""
     layers: int
     """Number of blocks."""
-    block: Block
+    block: BlockSpec
     """The one block it repeats."""
     patch: int
     """Pixels along each side of a patch."""
-    projector: Projector
+    projector: VisionProjector
     """The way into the language model."""
     image: int | None = None
     """Pixels along each side of the image; None takes any size."""
@@ -83,11 +83,11 @@ class VisionTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Pixels along each side of the windows attention stays in; None sees the whole image."""
     full_layers: tuple[int, ...] = ()
     """Layers, counted from 0, that see the whole image in spite of `window` (Qwen2.5-VL)."""
-    norm: Norm
+    norm: NormSpec
     """The norm used inside."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(
             hidden=self.hidden,
             layers=self.layers,
@@ -98,42 +98,46 @@ class VisionTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             window=self.window,
         )
         bounds.count(least=0, positions=self.positions)
-        sound = bounds.sound("image", "patch")
+        sound = bounds.is_valid("image", "patch")
         if sound and self.image is not None and self.image % self.patch:
             what = f"{self.image} is not a multiple of patch={self.patch}"
             # An image smaller than one patch is no image: the nearest one is a single patch.
             fix = f"use {max(1, self.image // self.patch) * self.patch}"
             bounds.add("image", what, fix)
-        bounds.require()
+        bounds.raise_problems()
 
     @property
-    def patches(self) -> int:
+    def num_patches(self) -> int:
         """Patches of one image of the fixed size."""
         return (self.image // self.patch) ** 2 if self.image else 0
 
-    def weights(self) -> tuple[Weight, ...]:
+    def list_weights(self) -> tuple[Weight, ...]:
         """List every matrix of the tower: the patch embedding once, each of the block's per layer.
 
         Learned positions, the class token and norms are no matrices; the projector lists its own.
         """
         pixels = self.channels * self.temporal_patch * self.patch * self.patch
         embedding = Weight("patches", pixels, self.hidden, "none", self.patch_bias)
-        return (embedding, *self.layers * self.block.weights(self.hidden))
+        return (embedding, *self.layers * self.block.list_weights(self.hidden))
 
-    def vectors(self) -> int:
+    def count_vector_parameters(self) -> int:
         """Count parameters that are not matrices: positions, the class token, norms."""
         table = (self.positions + self.class_token) * self.hidden
         norms = (self.pre_norm + self.post_norm) * self.norm.parameters(self.hidden)
-        return table + norms + self.layers * self.block.vectors(self.hidden, self.norm)
+        return (
+            table + norms + self.layers * self.block.count_vector_parameters(self.hidden, self.norm)
+        )
 
     def parameters(self) -> int:
         """Count the tower's parameters without the projector."""
-        return parameters(self.weights()) + self.vectors()
+        return sum_parameters(self.list_weights()) + self.count_vector_parameters()
 
-    def per_rank(self, tp: int) -> tuple[int, int]:
+    def count_rank_parameters(self, tp: int) -> tuple[int, int]:
         """Return what one of `tp` ranks holds, without the projector: matrices, and the rest.
 
         The block's matrices are cut as a decoder's are; the patch embedding and all that is no
         matrix is whole on every rank.
         """
-        return sum(weight.per_rank(tp) for weight in self.weights()), self.vectors()
+        return sum(
+            weight.count_rank_parameters(tp) for weight in self.list_weights()
+        ), self.count_vector_parameters()

@@ -1,63 +1,68 @@
 """What is asked of a cluster: tokens to train on, or requests to serve."""
 
-from meshwright.spec.workload.adapter import Adapter, Target, target_of, trained_flops
 from meshwright.spec.workload.arrivals import (
     Arrivals,
-    Concurrency,
-    Constant,
-    Gamma,
-    Poisson,
-    Times,
+    ConstantArrivals,
+    FixedConcurrency,
+    GammaArrivals,
+    PoissonArrivals,
+    RecordedArrivals,
 )
-from meshwright.spec.workload.clients import Client, Clients
+from meshwright.spec.workload.client_mix import ClientMix, WorkloadClient
 from meshwright.spec.workload.lengths import (
-    Empirical,
-    Fixed,
+    EmpiricalLength,
+    FixedLength,
     Lengths,
-    LogNormal,
-    Uniform,
-    histogram,
+    LogNormalLength,
+    UniformLength,
+    fit_empirical_length,
 )
-from meshwright.spec.workload.requests import Prefixes, Request, Requests
+from meshwright.spec.workload.lora import LoRASpec, LoRATarget, get_lora_target, training_flops
+from meshwright.spec.workload.request_trace import RequestTrace, read_requests, write_requests
+from meshwright.spec.workload.requests import PrefixSharing, ServingWorkload, WorkloadRequest
 from meshwright.spec.workload.servegen import read_clients
-from meshwright.spec.workload.summary import Spread, Summary, fit, summarise
-from meshwright.spec.workload.traces import RequestTrace, read_requests, write_requests
-from meshwright.spec.workload.training import Packing, Training
+from meshwright.spec.workload.trace_summary import (
+    LengthStats,
+    TraceSummary,
+    fit_workload,
+    summarize_trace,
+)
+from meshwright.spec.workload.training import Packing, TrainingWorkload
 from meshwright.spec.workload.workload import Workload, load_workload, read_workload
 
 __all__ = [
-    "Adapter",
     "Arrivals",
-    "Client",
-    "Clients",
-    "Concurrency",
-    "Constant",
-    "Empirical",
-    "Fixed",
-    "Gamma",
+    "ClientMix",
+    "ConstantArrivals",
+    "EmpiricalLength",
+    "FixedConcurrency",
+    "FixedLength",
+    "GammaArrivals",
+    "LengthStats",
     "Lengths",
-    "LogNormal",
+    "LoRASpec",
+    "LoRATarget",
+    "LogNormalLength",
     "Packing",
-    "Poisson",
-    "Prefixes",
-    "Request",
+    "PoissonArrivals",
+    "PrefixSharing",
+    "RecordedArrivals",
     "RequestTrace",
-    "Requests",
-    "Spread",
-    "Summary",
-    "Target",
-    "Times",
-    "Training",
-    "Uniform",
+    "ServingWorkload",
+    "TraceSummary",
+    "TrainingWorkload",
+    "UniformLength",
     "Workload",
-    "fit",
-    "histogram",
+    "WorkloadClient",
+    "WorkloadRequest",
+    "fit_empirical_length",
+    "fit_workload",
+    "get_lora_target",
     "load_workload",
     "read_clients",
     "read_requests",
     "read_workload",
-    "summarise",
-    "target_of",
-    "trained_flops",
+    "summarize_trace",
+    "training_flops",
     "write_requests",
 ]

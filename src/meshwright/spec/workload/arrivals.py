@@ -11,8 +11,8 @@ from random import Random
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bounds import real, require, whole
-from meshwright.spec.workload.limits import MOST_IN_FLIGHT
+from meshwright.spec.field_checks import check_integer, check_number, raise_problems
+from meshwright.spec.workload.lengths import MAX_IN_FLIGHT
 
 
 class _Arrivals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,17 +24,17 @@ class _Arrivals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def _rate(value: object) -> list[Problem]:
-    return real("rate_per_s", value, 1e-9, 1e9)
+    return check_number("rate_per_s", value, 1e-9, 1e9)
 
 
-class Constant(_Arrivals, frozen=True, kw_only=True, tag="constant", tag_field="kind"):
+class ConstantArrivals(_Arrivals, frozen=True, kw_only=True, tag="constant", tag_field="kind"):
     """Requests arrive at equal distances, the first at once."""
 
     rate_per_s: float
     """Requests per second."""
 
     def __post_init__(self) -> None:
-        require(_rate(self.rate_per_s))
+        raise_problems(_rate(self.rate_per_s))
 
     def times_s(self, rng: Random) -> Iterator[float]:  # noqa: ARG002
         """Yield arrival times in seconds, without end."""
@@ -42,14 +42,14 @@ class Constant(_Arrivals, frozen=True, kw_only=True, tag="constant", tag_field="
         return (number / rate for number in count())
 
 
-class Poisson(_Arrivals, frozen=True, kw_only=True, tag="poisson", tag_field="kind"):
+class PoissonArrivals(_Arrivals, frozen=True, kw_only=True, tag="poisson", tag_field="kind"):
     """Requests arrive independently of each other: exponential gaps, a variation of 1."""
 
     rate_per_s: float
     """Requests per second."""
 
     def __post_init__(self) -> None:
-        require(_rate(self.rate_per_s))
+        raise_problems(_rate(self.rate_per_s))
 
     def times_s(self, rng: Random) -> Iterator[float]:
         """Yield arrival times in seconds, without end."""
@@ -57,7 +57,7 @@ class Poisson(_Arrivals, frozen=True, kw_only=True, tag="poisson", tag_field="ki
         return accumulate(draw(rate) for _ in repeat(None))
 
 
-class Gamma(_Arrivals, frozen=True, kw_only=True, tag="gamma", tag_field="kind"):
+class GammaArrivals(_Arrivals, frozen=True, kw_only=True, tag="gamma", tag_field="kind"):
     """Requests arrive in bursts (variation above 1) or more evenly than chance (below 1)."""
 
     rate_per_s: float
@@ -66,7 +66,7 @@ class Gamma(_Arrivals, frozen=True, kw_only=True, tag="gamma", tag_field="kind")
     """Coefficient of variation of the gaps: their standard deviation over their mean."""
 
     def __post_init__(self) -> None:
-        require(_rate(self.rate_per_s), real("cv", self.cv, 0.01, 100))
+        raise_problems(_rate(self.rate_per_s), check_number("cv", self.cv, 0.01, 100))
 
     def times_s(self, rng: Random) -> Iterator[float]:
         """Yield arrival times in seconds, without end."""
@@ -76,7 +76,7 @@ class Gamma(_Arrivals, frozen=True, kw_only=True, tag="gamma", tag_field="kind")
         return accumulate(draw(shape, scale) for _ in repeat(None))
 
 
-class Times(_Arrivals, frozen=True, kw_only=True, tag="times", tag_field="kind"):
+class RecordedArrivals(_Arrivals, frozen=True, kw_only=True, tag="times", tag_field="kind"):
     """Requests arrive at given times."""
 
     at_s: tuple[float, ...]
@@ -85,7 +85,9 @@ class Times(_Arrivals, frozen=True, kw_only=True, tag="times", tag_field="kind")
     def __post_init__(self) -> None:
         if not self.at_s:
             raise InputError([Problem("at_s", "holds no time", "give at least one")])
-        require(*(real(f"at_s[{place}]", time, 0, 1e12) for place, time in enumerate(self.at_s)))
+        raise_problems(
+            *(check_number(f"at_s[{place}]", time, 0, 1e12) for place, time in enumerate(self.at_s))
+        )
         for place, (before, after) in enumerate(pairwise(self.at_s)):
             if after < before:
                 what = f"{after} comes after {before}"
@@ -102,14 +104,14 @@ class Times(_Arrivals, frozen=True, kw_only=True, tag="times", tag_field="kind")
         return iter(self.at_s)
 
 
-class Concurrency(_Arrivals, frozen=True, kw_only=True, tag="concurrency", tag_field="kind"):
+class FixedConcurrency(_Arrivals, frozen=True, kw_only=True, tag="concurrency", tag_field="kind"):
     """A fixed number of requests is in flight: the next one starts when one ends."""
 
     in_flight: int
     """Requests that run at the same time."""
 
     def __post_init__(self) -> None:
-        require(whole("in_flight", self.in_flight, most=MOST_IN_FLIGHT))
+        raise_problems(check_integer("in_flight", self.in_flight, most=MAX_IN_FLIGHT))
 
     @property
     def rate_per_s(self) -> None:
@@ -121,5 +123,5 @@ class Concurrency(_Arrivals, frozen=True, kw_only=True, tag="concurrency", tag_f
         return repeat(0.0)
 
 
-Arrivals = Constant | Poisson | Gamma | Times | Concurrency
+Arrivals = ConstantArrivals | PoissonArrivals | GammaArrivals | RecordedArrivals | FixedConcurrency
 """Any arrival process."""

@@ -14,14 +14,19 @@ from random import Random
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bounds import real, require, whole
-from meshwright.spec.workload.limits import LONGEST
+from meshwright.spec.field_checks import check_integer, check_number, raise_problems
+
+MAX_TOKENS = 10**9
+"""Most tokens of one document, sequence, prompt or answer."""
+
+MAX_IN_FLIGHT = 10**6
+"""Most requests that a closed loop keeps running."""
 
 
 class _Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every distribution of lengths answers."""
 
-    def moment(self, order: int, at_most: float = math.inf) -> float:
+    def raw_moment(self, order: int, at_most: float = math.inf) -> float:
         """Return the mean of `length ** order`, lengths above `at_most` counting as nothing."""
         raise NotImplementedError
 
@@ -35,27 +40,27 @@ class _Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def mean(self) -> float:
         """Return the mean length."""
-        return self.moment(1)
+        return self.raw_moment(1)
 
     def second_moment(self) -> float:
         """Return the mean of the squared length, which attention cost grows with."""
-        return self.moment(2)
+        return self.raw_moment(2)
 
-    def mean_at_most(self, limit: int) -> float:
+    def clipped_mean(self, limit: int) -> float:
         """Return the mean length after every length is cut off at `limit`."""
-        return self.moment(1, limit) + limit * (1.0 - self.moment(0, limit))
+        return self.raw_moment(1, limit) + limit * (1.0 - self.raw_moment(0, limit))
 
 
-class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed", tag_field="kind"):
+class FixedLength(_Distribution, frozen=True, kw_only=True, tag="fixed", tag_field="kind"):
     """Every length is the same."""
 
     tokens: int
     """The length."""
 
     def __post_init__(self) -> None:
-        require(whole("tokens", self.tokens))
+        raise_problems(check_integer("tokens", self.tokens))
 
-    def moment(self, order: int, at_most: float = math.inf) -> float:
+    def raw_moment(self, order: int, at_most: float = math.inf) -> float:
         """Return the mean of `length ** order`, lengths above `at_most` counting as nothing."""
         return float(self.tokens**order) if self.tokens <= at_most else 0.0
 
@@ -69,7 +74,7 @@ class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed", tag_field="ki
         return [self.tokens] * count
 
 
-class Uniform(_Distribution, frozen=True, kw_only=True, tag="uniform", tag_field="kind"):
+class UniformLength(_Distribution, frozen=True, kw_only=True, tag="uniform", tag_field="kind"):
     """Every whole length from `low` to `high`, both included, is equally likely."""
 
     low: int
@@ -78,12 +83,12 @@ class Uniform(_Distribution, frozen=True, kw_only=True, tag="uniform", tag_field
     """The longest length."""
 
     def __post_init__(self) -> None:
-        require(whole("low", self.low), whole("high", self.high))
+        raise_problems(check_integer("low", self.low), check_integer("high", self.high))
         if self.low > self.high:
             what = f"{self.low} is above high = {self.high}"
             raise InputError([Problem("low", what, f"use low={self.high}, high={self.low}")])
 
-    def moment(self, order: int, at_most: float = math.inf) -> float:
+    def raw_moment(self, order: int, at_most: float = math.inf) -> float:
         """Return the mean of `length ** order`, lengths above `at_most` counting as nothing."""
         top = self.high if at_most >= self.high else math.floor(at_most)
         if top < self.low:
@@ -103,7 +108,7 @@ class Uniform(_Distribution, frozen=True, kw_only=True, tag="uniform", tag_field
         return [low + int(draw() * width) for _ in range(count)]
 
 
-class LogNormal(_Distribution, frozen=True, kw_only=True, tag="lognormal", tag_field="kind"):
+class LogNormalLength(_Distribution, frozen=True, kw_only=True, tag="lognormal", tag_field="kind"):
     """Lengths whose logarithm is normal: many short ones and a long tail, as text often has.
 
     Samples and quantiles are rounded to whole tokens and held between 1 and `longest`; the moments
@@ -114,18 +119,18 @@ class LogNormal(_Distribution, frozen=True, kw_only=True, tag="lognormal", tag_f
     """The length that half of all lengths stay below."""
     sigma: float
     """Standard deviation of the natural logarithm: 1 spreads two thirds over median / e … × e."""
-    longest: int = LONGEST
+    longest: int = MAX_TOKENS
     """Longer lengths are cut to this."""
 
     def __post_init__(self) -> None:
         # Beyond sigma 5 the third moment of the longest lengths leaves what a float can hold.
-        require(
-            real("median", self.median, 1, LONGEST),
-            real("sigma", self.sigma, 0, 5),
-            whole("longest", self.longest),
+        raise_problems(
+            check_number("median", self.median, 1, MAX_TOKENS),
+            check_number("sigma", self.sigma, 0, 5),
+            check_integer("longest", self.longest),
         )
 
-    def moment(self, order: int, at_most: float = math.inf) -> float:
+    def raw_moment(self, order: int, at_most: float = math.inf) -> float:
         """Return the mean of `length ** order`, lengths above `at_most` counting as nothing."""
         if at_most < 1:
             return 0.0
@@ -167,7 +172,7 @@ class LogNormal(_Distribution, frozen=True, kw_only=True, tag="lognormal", tag_f
         return scale * math.erfc(-deviate / math.sqrt(2)) / 2
 
 
-class Empirical(_Distribution, frozen=True, kw_only=True, tag="empirical", tag_field="kind"):
+class EmpiricalLength(_Distribution, frozen=True, kw_only=True, tag="empirical", tag_field="kind"):
     """A histogram: the lengths that occur, and how often each does."""
 
     values: tuple[int, ...]
@@ -179,17 +184,23 @@ class Empirical(_Distribution, frozen=True, kw_only=True, tag="empirical", tag_f
         if len(self.values) != len(self.weights) or not self.values:
             what = f"{len(self.weights)} weights for {len(self.values)} values"
             raise InputError([Problem("weights", what, "give one weight for each value")])
-        require(
-            *(whole(f"values[{at}]", value, least=0) for at, value in enumerate(self.values)),
-            *(real(f"weights[{at}]", w, 0, MOST_WEIGHT) for at, w in enumerate(self.weights)),
+        raise_problems(
+            *(
+                check_integer(f"values[{at}]", value, least=0)
+                for at, value in enumerate(self.values)
+            ),
+            *(
+                check_number(f"weights[{at}]", w, 0, MAX_WEIGHT)
+                for at, w in enumerate(self.weights)
+            ),
         )
         if any(left >= right for left, right in pairwise(self.values)):
             raise InputError([Problem("values", "are not strictly rising", "sort and merge them")])
-        if max(self.weights) < LEAST_WEIGHT:
+        if max(self.weights) < MIN_WEIGHT:
             what = "are all close to zero"
-            raise InputError([Problem("weights", what, f"give one at least {LEAST_WEIGHT:g}")])
+            raise InputError([Problem("weights", what, f"give one at least {MIN_WEIGHT:g}")])
 
-    def moment(self, order: int, at_most: float = math.inf) -> float:
+    def raw_moment(self, order: int, at_most: float = math.inf) -> float:
         """Return the mean of `length ** order`, lengths above `at_most` counting as nothing."""
         pairs = zip(self.values, self.weights, strict=True)
         total = math.fsum(value**order * weight for value, weight in pairs if value <= at_most)
@@ -214,19 +225,20 @@ class Empirical(_Distribution, frozen=True, kw_only=True, tag="empirical", tag_f
         ]
 
 
-MOST_WEIGHT = 1e15
+MAX_WEIGHT = 1e15
 """The largest weight of one length."""
-LEAST_WEIGHT = 1e-15
+
+MIN_WEIGHT = 1e-15
 """The heaviest length weighs at least this."""
 
-Lengths = Fixed | Uniform | LogNormal | Empirical
+Lengths = FixedLength | UniformLength | LogNormalLength | EmpiricalLength
 """Any distribution of lengths."""
 
 
-def histogram(lengths: Iterable[int]) -> Empirical:
+def fit_empirical_length(lengths: Iterable[int]) -> EmpiricalLength:
     """Return the distribution in which each length is as frequent as among `lengths`."""
     counts = sorted(Counter(lengths).items())
-    return Empirical(
+    return EmpiricalLength(
         values=tuple(value for value, _ in counts),
         weights=tuple(float(count) for _, count in counts),
     )

@@ -1,4 +1,4 @@
-"""`Requests`: a stream of requests to serve, described or drawn. It knows no server.
+"""`ServingWorkload`: a stream of requests to serve, described or drawn. It knows no server.
 
 The same seed always draws the same requests, and each part (arrivals, prompts, answers, prefixes)
 draws from a generator of its own: changing one part leaves the others as they were.
@@ -11,8 +11,8 @@ from random import Random
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bounds import real, require, whole
-from meshwright.spec.workload.arrivals import Arrivals, Concurrency, Times
+from meshwright.spec.field_checks import check_integer, check_number, raise_problems
+from meshwright.spec.workload.arrivals import Arrivals, FixedConcurrency, RecordedArrivals
 from meshwright.spec.workload.lengths import Lengths
 
 # Drawing many lengths at once costs half of drawing them one by one.
@@ -22,7 +22,7 @@ BLOCK_TOKENS = 512
 """Tokens of a prefix block where nothing else is said, as in the Mooncake traces."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request: when it arrives, how much it reads and writes, and what its prompt shares."""
 
     arrival_s: float
@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one such block; the last one of a prompt may be partly filled."""
 
 
-class Prefixes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PrefixSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How prompts share their beginnings: system prompts, templates, documents asked about."""
 
     groups: int
@@ -53,15 +53,15 @@ class Prefixes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Tokens of a block, the unit in which prefixes are shared."""
 
     def __post_init__(self) -> None:
-        require(
-            whole("groups", self.groups, most=10**7),
-            real("share", self.share, 0, 1),
-            real("skew", self.skew, 0, 10),
-            whole("block_tokens", self.block_tokens),
+        raise_problems(
+            check_integer("groups", self.groups, most=10**7),
+            check_number("share", self.share, 0, 1),
+            check_number("skew", self.skew, 0, 10),
+            check_integer("block_tokens", self.block_tokens),
         )
 
 
-class Requests(
+class ServingWorkload(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -77,7 +77,7 @@ class Requests(
     """Tokens of the prompts, shared prefix included."""
     output: Lengths
     """Tokens of the answers, independent of the prompts."""
-    prefix: Prefixes | None = None
+    prefix: PrefixSharing | None = None
     """Prefix sharing; None means that no two prompts start alike."""
 
     @property
@@ -87,7 +87,7 @@ class Requests(
 
     def generate(
         self, seed: int, count: int | None = None, duration_s: float | None = None
-    ) -> Iterator[Request]:
+    ) -> Iterator[WorkloadRequest]:
         """Yield requests in order of arrival until `count` or `duration_s`, what comes first."""
         self._check_end(count, duration_s)
         times = self.arrival.times_s(_generator(seed, "arrival"))
@@ -99,7 +99,7 @@ class Requests(
         block = self.prefix.block_tokens if self.prefix else BLOCK_TOKENS
         rows = zip(times, prompts, outputs, shared, strict=False)
         return (
-            Request(
+            WorkloadRequest(
                 arrival_s=time,
                 prompt_tokens=max(1, prompt),
                 output_tokens=output,
@@ -113,13 +113,15 @@ class Requests(
     def _check_end(self, count: int | None, duration_s: float | None) -> None:
         problems = []
         if count is not None:
-            problems += whole("count", count, least=0)
+            problems += check_integer("count", count, least=0)
         if duration_s is not None:
-            problems += real("duration_s", duration_s, 0, 1e12)
-        if count is None and isinstance(self.arrival, Concurrency):
+            problems += check_number("duration_s", duration_s, 0, 1e12)
+        if count is None and isinstance(self.arrival, FixedConcurrency):
             what = "requests that wait for each other have no arrival times to stop at"
             problems.append(Problem("count", what, "give a count"))
-        elif count is None and duration_s is None and not isinstance(self.arrival, Times):
+        elif (
+            count is None and duration_s is None and not isinstance(self.arrival, RecordedArrivals)
+        ):
             problems.append(Problem("count", "the stream has no end", "give a count or a duration"))
         if problems:
             raise InputError(problems)
@@ -135,7 +137,7 @@ def _draws(lengths: Lengths, rng: Random) -> Iterator[int]:
         yield from lengths.sample(rng, _BATCH)
 
 
-def _prefixes(prefix: Prefixes | None, rng: Random) -> Iterator[range]:
+def _prefixes(prefix: PrefixSharing | None, rng: Random) -> Iterator[range]:
     """Yield the ids of the blocks that each prompt would share, were it long enough."""
     if prefix is None:
         yield from repeat(range(0))

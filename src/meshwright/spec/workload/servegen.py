@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import get_args
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.spec.bounds import real, word
-from meshwright.spec.files import read_text
-from meshwright.spec.read import shown
-from meshwright.spec.workload.clients import Client, Clients, Family, Habit, Part, Window
-from meshwright.spec.workload.lengths import Empirical
+from meshwright.spec.field_checks import check_choice, check_number
+from meshwright.spec.file_formats import read_text
+from meshwright.spec.serialization import format_value
+from meshwright.spec.workload.client_mix import (
+    ArrivalFamily,
+    ClientLengths,
+    ClientMix,
+    ClientRateWindow,
+    PromptItem,
+    WorkloadClient,
+)
+from meshwright.spec.workload.lengths import EmpiricalLength
 
 # What a multimodal prompt holds beside its text: so many items, each of so many tokens.
 _MODALITIES = ("image", "audio", "video")
@@ -24,7 +31,7 @@ _LAST_WINDOW_S = 600.0
 _SHOWN_PROBLEMS = 10
 
 
-def read_clients(path: str | Path) -> Clients:
+def read_clients(path: str | Path) -> ClientMix:
     """Read the client models of a folder, or of one `chunk-N-trace.csv`.
 
     Clients without lengths (no dataset file, or nothing in it) cannot be drawn from and are left
@@ -35,7 +42,7 @@ def read_clients(path: str | Path) -> Clients:
     if not traces:
         what = "there is no client model (chunk-N-trace.csv)"
         raise InputError([Problem(str(path), what, "give a folder of ServeGen's data")])
-    clients: list[Client] = []
+    clients: list[WorkloadClient] = []
     problems: list[Problem] = []
     for trace in traces:
         try:
@@ -44,7 +51,7 @@ def read_clients(path: str | Path) -> Clients:
             problems.extend(error.problems)
         else:
             clients.extend([client] if client else [])
-    kept = Clients(clients=tuple(clients))
+    kept = ClientMix(clients=tuple(clients))
     if problems:
         raise DamagedFile(problems, kept=kept)
     if not clients:
@@ -60,18 +67,18 @@ def _number(path: Path) -> tuple[int, str]:
     return (int(middle) if middle.isdecimal() else 0, path.name)
 
 
-def _client(trace: Path) -> Client | None:
+def _client(trace: Path) -> WorkloadClient | None:
     name = trace.name.removesuffix("-trace.csv")
     dataset = trace.with_name(f"{name}-dataset.json")
     if not dataset.is_file():
         return None
     windows = _windows(trace)
     habits = _habits(dataset)
-    return Client(name=name, windows=windows, habits=habits) if habits else None
+    return WorkloadClient(name=name, windows=windows, lengths_over_time=habits) if habits else None
 
 
-def _windows(path: Path) -> tuple[Window, ...]:
-    windows: list[Window] = []
+def _windows(path: Path) -> tuple[ClientRateWindow, ...]:
+    windows: list[ClientRateWindow] = []
     problems: list[Problem] = []
     for line, text in enumerate(read_text(path).splitlines(), start=1):
         try:
@@ -91,7 +98,7 @@ def _windows(path: Path) -> tuple[Window, ...]:
     lengths = [after - before for before, after in pairwise(starts)]
     lengths.append(lengths[-1] if lengths else _LAST_WINDOW_S)
     return tuple(
-        Window(
+        ClientRateWindow(
             start_s=window.start_s,
             length_s=length,
             rate_per_s=window.rate_per_s,
@@ -112,23 +119,26 @@ def _at(place: str, error: Exception, fix: str) -> list[Problem]:
     return [Problem(place, str(error), fix)]
 
 
-def _window(cells: list[str]) -> Window:
+def _window(cells: list[str]) -> ClientRateWindow:
     """Read one row; how long its window lasts shows only in the next row."""
     if len(cells) != 6:
-        what = f"{shown(','.join(cells))} is not start,rate,cv,family,shape,scale"
+        what = f"{format_value(','.join(cells))} is not start,rate,cv,family,shape,scale"
         raise ValueError(what)
     start, rate, _, family, shape, _ = cells
     numbers = float(start), float(rate), float(shape or 0)
-    problems = [*real("start", numbers[0], 0, 1e12), *real("rate", numbers[1], 0, 1e6)]
+    problems = [
+        *check_number("start", numbers[0], 0, 1e12),
+        *check_number("rate", numbers[1], 0, 1e6),
+    ]
     if not family:
         numbers = numbers[0], 0.0, 1.0
-    elif family not in get_args(Family):
-        problems += word("family", family, get_args(Family))
+    elif family not in get_args(ArrivalFamily):
+        problems += check_choice("family", family, get_args(ArrivalFamily))
     else:
-        problems += real("shape", numbers[2], 1e-4, 1e4)
+        problems += check_number("shape", numbers[2], 1e-4, 1e4)
     if problems:
         raise InputError(problems)
-    return Window(
+    return ClientRateWindow(
         start_s=numbers[0],
         length_s=0.0,
         rate_per_s=numbers[1],
@@ -137,7 +147,7 @@ def _window(cells: list[str]) -> Window:
     )
 
 
-def _habits(path: Path) -> tuple[Habit, ...]:
+def _habits(path: Path) -> tuple[ClientLengths, ...]:
     try:
         spans = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -146,10 +156,10 @@ def _habits(path: Path) -> tuple[Habit, ...]:
         what = f"is not valid JSON: {error}"
         raise InputError([Problem(str(path), what, "fetch the file again")]) from None
     if not isinstance(spans, dict):
-        what = f"{shown(spans)} is not an object of time spans"
+        what = f"{format_value(spans)} is not an object of time spans"
         fix = 'write it like {"0": {"input_tokens": "{12: 1.0}", "output_tokens": "{8: 1.0}"}}'
         raise InputError([Problem(str(path), what, fix)])
-    habits: list[Habit] = []
+    habits: list[ClientLengths] = []
     problems: list[Problem] = []
     for start, fields in spans.items():
         try:
@@ -163,10 +173,10 @@ def _habits(path: Path) -> tuple[Habit, ...]:
     return tuple(sorted(habits, key=lambda habit: habit.start_s))
 
 
-def _habit(start: str, fields: dict[str, str]) -> Habit | None:
+def _habit(start: str, fields: dict[str, str]) -> ClientLengths | None:
     """Read one span; None where the client was silent."""
     if not isinstance(fields, dict):
-        raise ValueError(f"{shown(fields)} is not an object of histograms")
+        raise ValueError(f"{format_value(fields)} is not an object of histograms")
     start_s = float(start)
     prompt = _histogram(fields, "text_tokens" if "text_tokens" in fields else "input_tokens")
     output = _histogram(fields, "output_tokens")
@@ -178,14 +188,14 @@ def _habit(start: str, fields: dict[str, str]) -> Habit | None:
             count = _histogram(fields, f"{kind}_count")
             tokens = _histogram(fields, f"{kind}_tokens")
             if count and tokens and count.values != (0,):
-                parts.append(Part(count=count, tokens=tokens))
-    return Habit(start_s=start_s, prompt=prompt, output=output, parts=tuple(parts))
+                parts.append(PromptItem(count=count, tokens=tokens))
+    return ClientLengths(start_s=start_s, prompt=prompt, output=output, prompt_items=tuple(parts))
 
 
-def _histogram(fields: dict[str, str], name: str) -> Empirical | None:
+def _histogram(fields: dict[str, str], name: str) -> EmpiricalLength | None:
     """Read text such as `{12: 0.5, 40: 0.5}`; None where it is empty."""
     if not isinstance(fields.get(name), str):
-        raise ValueError(f"has no histogram {name!r}, only {shown(', '.join(fields))}")
+        raise ValueError(f"has no histogram {name!r}, only {format_value(', '.join(fields))}")
     inside = fields[name].strip().removeprefix("{").removesuffix("}")
     weights: dict[int, float] = {}
     for item in filter(None, inside.split(",")):
@@ -194,4 +204,4 @@ def _histogram(fields: dict[str, str], name: str) -> Empirical | None:
     if not weights:
         return None
     lengths = sorted(weights)
-    return Empirical(values=tuple(lengths), weights=tuple(weights[key] for key in lengths))
+    return EmpiricalLength(values=tuple(lengths), weights=tuple(weights[key] for key in lengths))

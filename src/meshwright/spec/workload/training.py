@@ -1,21 +1,21 @@
-"""`Training`: tokens to train on, in which sequences. It knows no model, cluster or layout."""
+"""`TrainingWorkload`: tokens to train on, and their sequences. It knows no model or cluster."""
 
 import math
 from typing import Literal, get_args
 
 import msgspec
 
-from meshwright.spec.bounds import Bounds, real
-from meshwright.spec.workload.adapter import Adapter
-from meshwright.spec.workload.lengths import Fixed, Lengths
+from meshwright.spec.field_checks import FieldChecker, check_number
+from meshwright.spec.workload.lengths import FixedLength, Lengths
+from meshwright.spec.workload.lora import LoRASpec
 
 Packing = Literal["none", "concat", "pack"]
 
-MOST_IMBALANCE = 10_000.0
+MAX_IMBALANCE = 10_000.0
 """No rank gets more than all tokens, and no model has more experts to spread."""
 
 
-class Training(
+class TrainingWorkload(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -36,26 +36,28 @@ class Training(
     packing: Packing = "pack"
     """How documents fill a sequence: `none` puts one in each, cut or padded to fit; `concat` lays
     them end to end and attends across them; `pack` does so with a mask that keeps them apart."""
-    adapter: Adapter | None = None
+    adapter: LoRASpec | None = None
     """What is trained beside frozen weights (LoRA); None trains every weight."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean; the others wait for it. 1 is
     forced balance, as most benchmarks run."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(
             tokens=self.tokens,
             sequence_length=self.sequence_length,
             global_batch=self.global_batch,
         )
         bounds.one_of("packing", self.packing, get_args(Packing))
-        bounds.readable(lengths=self.lengths, adapter=self.adapter)
-        bounds.problems += real("expert_imbalance", self.expert_imbalance, 1.0, MOST_IMBALANCE)
-        if bounds.sound("lengths") and self.lengths is not None and self.lengths.mean() < 1:
+        bounds.mark_unreadable(lengths=self.lengths, adapter=self.adapter)
+        bounds.problems += check_number(
+            "expert_imbalance", self.expert_imbalance, 1.0, MAX_IMBALANCE
+        )
+        if bounds.is_valid("lengths") and self.lengths is not None and self.lengths.mean() < 1:
             what = f"average {self.lengths.mean():.3g} tokens"
             bounds.add("lengths", what, "make documents hold one token or more")
-        bounds.require()
+        bounds.raise_problems()
 
     @property
     def tokens_per_step(self) -> int:
@@ -68,14 +70,14 @@ class Training(
         return max(0.0, 1.0 - self._kept() / self.sequence_length)
 
     @property
-    def cut_share(self) -> float:
+    def truncated_share(self) -> float:
         """Expected share of the documents' tokens that do not fit and are thrown away."""
         if self.lengths is None or self.packing != "none":
             return 0.0
         return max(0.0, 1.0 - self._kept() / self.lengths.mean())
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Optimizer steps until every token was trained on."""
         kept = self._kept()
         if kept == self.sequence_length:  # in whole numbers, exact for any count of tokens
@@ -86,7 +88,7 @@ class Training(
         """Expected tokens, padding left out, in one sequence."""
         if self.lengths is None or self.packing != "none":
             return self.sequence_length
-        return self.lengths.mean_at_most(self.sequence_length)
+        return self.lengths.clipped_mean(self.sequence_length)
 
     @property
     def squared_length(self) -> float:
@@ -113,8 +115,8 @@ def _packed_squares(lengths: Lengths, sequence: int) -> float:
     """
     # Documents of one length are cut only at multiples of the step they share with the sequence,
     # which makes that step the unit of the sums.
-    step = math.gcd(lengths.tokens, sequence) if isinstance(lengths, Fixed) else 1
-    share, first, second, third = (lengths.moment(order, sequence) for order in range(4))
+    step = math.gcd(lengths.tokens, sequence) if isinstance(lengths, FixedLength) else 1
+    share, first, second, third = (lengths.raw_moment(order, sequence) for order in range(4))
     short = second - (third - step**2 * first) / (3 * sequence)
     mean = lengths.mean()
     long = (mean - first) * sequence - (1 - share) * (sequence**2 - step**2) / 3

@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import cast
 
-from meshwright.spec.files import load_data
-from meshwright.spec.read import read
-from meshwright.spec.workload.requests import Requests
-from meshwright.spec.workload.training import Training
+from meshwright.spec.file_formats import load_data
+from meshwright.spec.serialization import decode
+from meshwright.spec.workload.requests import ServingWorkload
+from meshwright.spec.workload.training import TrainingWorkload
 
-Workload = Training | Requests
+Workload = TrainingWorkload | ServingWorkload
 """What is asked of a cluster."""
 
 
 def read_workload(data: object, where: str = "") -> Workload:
     """Turn plain data into a workload; `kind` says which: `training` or `requests`."""
-    return read(cast(type[Workload], Workload), data, where)
+    return decode(cast(type[Workload], Workload), data, where)
 
 
 def load_workload(path: str | Path) -> Workload:

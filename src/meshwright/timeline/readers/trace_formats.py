@@ -9,22 +9,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshwright.errors import Problem
-from meshwright.timeline.readers.chakra_wire import Broken, messages, read_metadata
-from meshwright.timeline.readers.kineto_source import UNPACK, Source, packing_of
+from meshwright.timeline.readers.execution_trace.chakra_protobuf import (
+    InvalidProtobuf,
+    read_messages,
+    read_metadata,
+)
+from meshwright.timeline.readers.parsing.compressed_file import (
+    DECOMPRESS_REMEDY,
+    TextChunks,
+    detect_compression,
+)
 
 START_BYTES = 1 << 16
 
 
-class Format(NamedTuple):
+class TraceFileFormat(NamedTuple):
     """A kind of file that can be told by its start."""
 
     name: str
-    about: str
-    fits: Callable[[bytes], bool]
+    description: str
+    matches: Callable[[bytes], bool]
     """Whether a file that starts with these bytes, unpacked, is of this kind."""
     reader: str = ""
     """`module:function` that makes a `Timeline` of a path; empty where it is no timeline."""
-    instead: str = ""
+    alternative: str = ""
     """What to give where a timeline is wanted and this is none."""
     command: str = "mw analyze"
     """What reads it, if anything does."""
@@ -68,10 +76,10 @@ def _printed_by_nccl(start: bytes) -> bool:
 def _chakra(start: bytes) -> bool:
     """Messages of Chakra's: the first has only a version and attributes, then come nodes."""
     try:
-        found = messages(start)
+        found = read_messages(start)
         about = read_metadata(next(found, b""))
         return bool(about) and next(found, b"\x08")[:1] in {b"\x08", b"\x12"}
-    except Broken:
+    except InvalidProtobuf:
         return False
 
 
@@ -86,82 +94,87 @@ def _archive(start: bytes) -> bool:
 _PROFILER = "give the trace that PyTorch's profiler recorded of the same run"
 _HERE = "meshwright.timeline.readers"
 _ENTRIES = (rb'"entries"\s*:', rb'"(?:pg_config|collective_seq_id|version)"\s*:')
-FORMATS: tuple[Format, ...] = (
-    Format("timeline", "our Parquet files", _starts(b"PAR1"), "meshwright.timeline.store:read"),
-    Format(
+FORMATS: tuple[TraceFileFormat, ...] = (
+    TraceFileFormat(
+        "timeline",
+        "our Parquet files",
+        _starts(b"PAR1"),
+        "meshwright.timeline.store.timeline_folder:read_timeline",
+    ),
+    TraceFileFormat(
         "own trace",
         "a trace that mw analyze --perfetto wrote",
         _starts(b'{"metadata":{"writer":"meshwright"'),
-        f"{_HERE}.own_trace:read_own_trace",
+        "meshwright.timeline.readers.perfetto_json.perfetto_json_reader:read_perfetto_json",
     ),
-    Format(
+    TraceFileFormat(
         "kineto",
         "a trace of PyTorch's profiler, or other Chrome trace events",
         _events,
-        f"{_HERE}.kineto:read_kineto",
+        "meshwright.timeline.readers.kineto.kineto_reader:read_kineto",
     ),
-    Format(
+    TraceFileFormat(
         "nsight",
         "an SQLite export of Nsight Systems",
         _starts(b"SQLite format 3"),
-        f"{_HERE}.nsight:read_nsight",
+        "meshwright.timeline.readers.nsys.nsys_reader:read_nsys",
     ),
-    Format(
+    TraceFileFormat(
         "execution trace",
         "an execution trace of PyTorch",
         _json(rb'"schema"\s*:', rb'"nodes"\s*:'),
-        instead=f"mw analyze counts its operators, but it has no times: {_PROFILER}",
+        alternative=f"mw analyze counts its operators, but it has no times: {_PROFILER}",
     ),
-    Format(
+    TraceFileFormat(
         "chakra",
         "an execution trace of Chakra",
         _json(rb'^\{\s*"workload_graph"\s*:'),
-        f"{_HERE}.execution_trace:read_timed",
+        "meshwright.timeline.readers.execution_trace.execution_trace_reader:read_timed_execution_trace",
     ),
-    Format(
+    TraceFileFormat(
         "chakra",
         "an execution trace of Chakra",
         _chakra,
-        f"{_HERE}.execution_trace:read_timed",
+        "meshwright.timeline.readers.execution_trace.execution_trace_reader:read_timed_execution_trace",
     ),
-    Format(
+    TraceFileFormat(
         "nccl inspector",
         "what NCCL's Inspector plugin writes",
         _json(rb'"inspector_output_format_version"\s*:'),
-        f"{_HERE}.nccl_inspector:read_nccl_inspector",
+        "meshwright.timeline.readers.nccl_inspector.inspector_reader:read_nccl_inspector",
     ),
-    Format(
+    TraceFileFormat(
         "rocprofv3",
         "JSON of rocprofv3, which is not read",
         _json(rb'^\{\s*"rocprofiler-sdk-tool"'),
-        instead="JSON of rocprofv3 is not read: record with torch.profiler and give its .json",
+        alternative="JSON of rocprofv3 is not read: record with torch.profiler and give its .json",
     ),
-    Format(
+    TraceFileFormat(
         "xplane",
         "an XSpace of XLA's profiler, which is not read",
         _planes,
-        instead="XPlane files are not read: record with jax.profiler.trace(..., "
+        alternative="XPlane files are not read: record with jax.profiler.trace(..., "
         "create_perfetto_trace=True) and give perfetto_trace.json.gz",
     ),
-    Format(
+    TraceFileFormat(
         "archive",
         "a tar archive, which is not read",
         _archive,
-        instead="unpack the archive and give what is in it",
+        alternative="unpack the archive and give what is in it",
     ),
-    Format(
+    TraceFileFormat(
         "packed",
         "a packed file, which is not read",
-        lambda start: packing_of(start) != "",
-        instead=UNPACK,
+        lambda start: detect_compression(start) != "",
+        alternative=DECOMPRESS_REMEDY,
     ),
     *(
-        Format(
+        TraceFileFormat(
             "flight recorder",
             "a flight-recorder dump",
             fits,
             command="mw hang",
-            instead="mw hang reads dumps of the flight recorder",
+            alternative="mw hang reads dumps of the flight recorder",
         )
         for fits in (
             _pickled(b"entries", b"pg_config"),
@@ -170,45 +183,45 @@ FORMATS: tuple[Format, ...] = (
         )
     ),
     *(
-        Format(
+        TraceFileFormat(
             "memory snapshot",
             "a CUDA memory snapshot",
             _pickled(word),
             command="mw memory",
-            instead="mw memory reads snapshots",
+            alternative="mw memory reads snapshots",
         )
         for word in (b"segments", b"device_traces")
     ),
-    Format(
+    TraceFileFormat(
         "nccl log",
         "what NCCL_DEBUG prints",
         _printed_by_nccl,
-        instead=f"mw analyze reads a log of NCCL's, but it is no timeline: {_PROFILER}",
+        alternative=f"mw analyze reads a log of NCCL's, but it is no timeline: {_PROFILER}",
     ),
 )
 """In the order they are tried."""
 
 
-def mistaken(path: Path, command: str) -> Problem | None:
+def check_format(path: Path, command: str) -> Problem | None:
     """What is wrong with giving a file to this command, where it is another's; None if nothing."""
-    format_ = format_of(path) if path.is_file() else None
+    format_ = detect_format(path) if path.is_file() else None
     if format_ is None or format_.command == command:
         return None
     reads = format_.reader or format_.command != "mw analyze"
-    fix = f"{format_.command} reads it" if reads else format_.instead
-    return Problem(str(path), f"is {format_.about}", fix)
+    fix = f"{format_.command} reads it" if reads else format_.alternative
+    return Problem(str(path), f"is {format_.description}", fix)
 
 
-def format_of(path: Path) -> Format | None:
+def detect_format(path: Path) -> TraceFileFormat | None:
     """The format of a file, by its first bytes."""
-    start = start_of(path)
-    return next((format_ for format_ in FORMATS if format_.fits(start)), None)
+    start = read_first_bytes(path)
+    return next((format_ for format_ in FORMATS if format_.matches(start)), None)
 
 
-def start_of(path: Path) -> bytes:
+def read_first_bytes(path: Path) -> bytes:
     """The first bytes of a file, unpacked where it is packed."""
     start = b""
-    for chunk in Source(path, START_BYTES):
+    for chunk in TextChunks(path, START_BYTES):
         start += chunk
         if len(start) >= START_BYTES:
             break

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.observe.analyze.critical_path import build, critical_path
-from meshwright.observe.analyze.critical_path.path import path_of
-from meshwright.observe.analyze.critical_path.timing import timed
-from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.observe.analyze.critical_path import build_window_graph, find_critical_path
+from meshwright.observe.analyze.critical_path.critical_path import trace_critical_path
+from meshwright.observe.analyze.critical_path.graph_timing import compute_graph_times
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
 from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.jobs import collective, steady_job, timeline_of
 
@@ -41,7 +41,7 @@ def us(by: dict[Any, int]) -> dict[Any, float]:
 
 
 def test_host_then_launch_then_kernels_then_gap() -> None:
-    path = critical_path(
+    path = find_critical_path(
         timeline_of(
             [
                 launch(10, 12, 1),
@@ -67,7 +67,7 @@ def test_the_host_decides_where_kernels_wait_for_it() -> None:
             launch(100 * n + 80, 100 * n + 85, n),
             kernel(100 * n + 84, 100 * n + 94, n),
         ]
-    path = critical_path(timeline_of(rows), window_ns=(0, 500_000))
+    path = find_critical_path(timeline_of(rows), window_ns=(0, 500_000))
     assert us(path.ns_by_cause) == {"host": 380, "kernel": 10, "launch delay": 4}
     spent = us(path.ns_by_name)
     # From the first start to the fourth launch, 300 to 380 included: all but pauses of 10 µs.
@@ -77,7 +77,7 @@ def test_the_host_decides_where_kernels_wait_for_it() -> None:
 
 
 def test_a_wait_of_the_host_leads_to_the_work_it_waited_for() -> None:
-    path = critical_path(
+    path = find_critical_path(
         timeline_of(
             [
                 launch(0, 2, 1),
@@ -90,12 +90,12 @@ def test_a_wait_of_the_host_leads_to_the_work_it_waited_for() -> None:
         window_ns=(0, 600_000),
     )
     assert us(path.ns_by_cause) == {
-        "kernel": 600, "launch delay": 10, "host": 10, "synchronisation": 5,
+        "kernel": 600, "launch delay": 10, "host": 10, "synchronization": 5,
     }  # fmt: skip
 
 
 def test_a_call_that_found_the_device_idle_is_the_hosts_own_time() -> None:
-    path = critical_path(
+    path = find_critical_path(
         timeline_of(
             [
                 launch(0, 2, 1),
@@ -129,7 +129,7 @@ def test_an_event_that_was_written_down_ties_two_streams() -> None:
         # So long behind the producer that nothing but the event ties them.
         kernel(150, 250, 5, "consumer", lane="stream 9"),
     ]  # fmt: skip
-    path = critical_path(timeline_of(rows), window_ns=(0, 300_000))
+    path = find_critical_path(timeline_of(rows), window_ns=(0, 300_000))
     assert [one.name for one in path.segments if one.cause == "kernel"] == ["producer", "consumer"]
     assert us(path.ns_by_cause)["kernel gap"] == 45
 
@@ -144,12 +144,12 @@ def test_waits_whose_arguments_are_no_profilers_are_left_out(extra: str) -> None
             "category": "cuda_sync", "kind": "wait", "lane": "stream 9 sync", "extra": extra,
         },
     ]  # fmt: skip
-    path = critical_path(timeline_of(rows), window_ns=(0, 300_000))
+    path = find_critical_path(timeline_of(rows), window_ns=(0, 300_000))
     assert us(path.ns_by_cause)["kernel"] == 100
 
 
 def test_work_right_behind_other_work_waited_for_it() -> None:
-    path = critical_path(
+    path = find_critical_path(
         timeline_of(
             [
                 launch(0, 1, 1),
@@ -168,17 +168,17 @@ def test_work_right_behind_other_work_waited_for_it() -> None:
 def test_all_kernels_of_a_graph_are_on_the_path() -> None:
     rows = [call(0, 20, "cudaGraphLaunch", flow_out=7)]
     rows += [kernel(25 + 10 * n, 34 + 10 * n, 7, f"node {n}") for n in range(30)]
-    path = critical_path(timeline_of(rows), window_ns=(0, 1_000_000))
+    path = find_critical_path(timeline_of(rows), window_ns=(0, 1_000_000))
     names = [one.name for one in path.segments if one.cause == "kernel"]
     assert names == [f"node {n}" for n in range(30)]
 
 
 def test_across_ranks_the_path_goes_where_the_delay_came_from() -> None:
     job = steady_job(ranks=3, steps=1, compute_us=lambda rank, _step: 900.0 + 300 * (rank == 1))
-    path = critical_path(job, step=0)
+    path = find_critical_path(job, step=0)
     assert us(path.ns_by_rank) == {1: 1300} or us(path.ns_by_rank) == {0: 100, 1: 1200}
     assert us(path.ns_by_cause) == {"kernel": 1200, "collective transfer": 100}
-    stays = critical_path(job, step=0, rank=0)
+    stays = find_critical_path(job, step=0, rank=0)
     assert us(stays.ns_by_cause) == {
         "kernel": 900, "waiting for rank 1": 300, "collective transfer": 100,
     }  # fmt: skip
@@ -191,18 +191,18 @@ def test_work_from_before_the_window_holds_up_what_is_in_it() -> None:
         launch(900, 901, 2),
         kernel(1006, 1106, 2, "inside"),
     ]
-    path = critical_path(timeline_of(rows), window_ns=(800_000, 1_000_000))
+    path = find_critical_path(timeline_of(rows), window_ns=(800_000, 1_000_000))
     assert us(path.ns_by_cause) == {"before the window": 205, "kernel": 100, "kernel gap": 1}
 
 
 def test_a_start_long_after_its_launch_is_no_launch_delay() -> None:
     rows = [launch(0, 1, 1), kernel(5000, 5100, 1)]
-    path = critical_path(timeline_of(rows), window_ns=(0, 10_000))
+    path = find_critical_path(timeline_of(rows), window_ns=(0, 10_000))
     assert us(path.ns_by_cause) == {"unexplained wait": 5000, "kernel": 100}
 
 
 def test_segments_fill_the_window_without_a_hole() -> None:
-    path = critical_path(steady_job(ranks=4, steps=6, jitter_us=3))
+    path = find_critical_path(steady_job(ranks=4, steps=6, jitter_us=3))
     moment = path.window_ns[0]
     for one in path.segments:
         assert one.start_ns == moment
@@ -220,7 +220,7 @@ def test_segments_fill_the_window_without_a_hole() -> None:
 )
 def test_what_is_not_there_is_named(ask: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        critical_path(steady_job(), **ask)
+        find_critical_path(steady_job(), **ask)
 
 
 @pytest.fixture(scope="module")
@@ -233,16 +233,16 @@ def test_a_real_graph_timed_again_gives_what_was_observed(
     rank_of: Callable[[int], Timeline],
 ) -> None:
     job = Timeline.concat(rank_of(rank) for rank in range(8))
-    built = build(job, dict.fromkeys(job.ranks, job.extent_ns))
-    assert built.graph.dropped == 0
-    assert np.array_equal(timed(built.graph).start, built.graph.time)
-    path = path_of(built, rank=0)
+    built = build_window_graph(job, dict.fromkeys(job.ranks, job.extent_ns))
+    assert built.graph.num_dropped_edges == 0
+    assert np.array_equal(compute_graph_times(built.graph).start, built.graph.time_ns)
+    path = trace_critical_path(built, rank=0)
     waits = {cause: spent for cause, spent in path.ns_by_cause.items() if "waiting" in cause}
     assert max(waits, key=lambda cause: waits[cause]) == "waiting for rank 1"
 
 
 def test_a_real_step_has_every_kernel_of_the_way(rank_of: Callable[[int], Timeline]) -> None:
-    path = critical_path(rank_of(0), step=12)
+    path = find_critical_path(rank_of(0), step=12)
     moments = [(one.start_ns, one.end_ns) for one in path.segments]
     assert all(one[1] == following[0] for one, following in pairwise(moments))
     assert path.ns_by_cause.get("launch delay", 0) < 0.01 * path.total_ns

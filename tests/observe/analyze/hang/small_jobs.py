@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from meshwright.observe.analyze.hang import Verdict, diagnose
-from meshwright.timeline.readers.flight_recorder import Dumps, parse_dump
+from meshwright.observe.analyze.hang import DumpDiagnosis, diagnose_hang
+from meshwright.timeline.readers.flight_recorder.flight_recorder_reader import DumpSet, parse_dump
 
 Groups = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -82,14 +82,14 @@ class SmallJob:
         }
         return {"version": "2.9", "pg_config": config, "entries": self.entries[rank]} | more
 
-    def verdict(self, *, without: Collection[int] = ()) -> Verdict:
+    def verdict(self, *, without: Collection[int] = ()) -> DumpDiagnosis:
         """Diagnose the dumps."""
         read = tuple(
             parse_dump(self.dump(rank), f"d_{rank}", rank, 10**6)
             for rank in range(self.world)
             if rank not in without
         )
-        return diagnose(Dumps(read, {}, ()))
+        return diagnose_hang(DumpSet(read, {}, ()))
 
     def culprits(self, *, without: Collection[int] = ()) -> dict[int, str]:
         """Return who is named, and for what."""

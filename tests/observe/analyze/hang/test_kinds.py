@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.observe.analyze.hang import diagnose
-from meshwright.timeline.readers.flight_recorder import read_flight_recorder
+from meshwright.observe.analyze.hang import diagnose_hang
+from meshwright.timeline.readers.flight_recorder.flight_recorder_reader import read_flight_recorder
 from tests.observe.analyze.hang.small_jobs import SmallJob
 
 PAIRS = {"1": ("TENSOR", (0, 1)), "2": ("TENSOR", (2, 3))}
@@ -287,5 +287,5 @@ def test_every_version_of_the_format_names_the_same_rank(tmp_path: Path, version
     for rank in range(4):
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(_versions(job.dump(rank))[version])
     (tmp_path / "settings_rank_0.json").write_text('{"lr": 1}')
-    found = diagnose(read_flight_recorder([tmp_path]))
+    found = diagnose_hang(read_flight_recorder([tmp_path]))
     assert [each.rank for each in found.culprits] == [2]

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from meshwright.observe.analyze.hta.device_time import (
-    kernel_types,
-    overlap_percent,
-    temporal_breakdown,
+from meshwright.observe.analyze.hta.hta_device_time import (
+    get_comm_comp_overlap,
+    get_kernel_types,
+    get_temporal_breakdown,
 )
-from meshwright.observe.analyze.hta.frame import Frame, frames
-from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.observe.analyze.hta.hta_frame import HtaFrame, build_frames
+from meshwright.timeline.readers.kineto.kineto_reader import read_kineto
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 RANKS = 64
 
 
-def frame_of(document: dict[str, Any], rank: int, path: Path) -> Frame:
+def frame_of(document: dict[str, Any], rank: int, path: Path) -> HtaFrame:
     """One of the eight as rank so and so of 64."""
     later_us = (rank * 37) % 101
     info = {**document.get("distributedInfo", {}), "rank": rank, "world_size": RANKS}
@@ -35,7 +35,7 @@ def frame_of(document: dict[str, Any], rank: int, path: Path) -> Frame:
         for event in document["traceEvents"]
     ]
     path.write_text(json.dumps({**document, "distributedInfo": info, "traceEvents": events}))
-    (found,) = frames(read_kineto(path, detail="full"))
+    (found,) = build_frames(read_kineto(path, detail="full"))
     return found
 
 
@@ -47,10 +47,10 @@ def printed(shared: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ours(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Frame]:
+def ours(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[HtaFrame]:
     folder = shared / "traces" / "modded-nanogpt" / "8rank-h100-2025-12-11"
     made = tmp_path_factory.mktemp("ranks") / "rank.json"
-    found: dict[int, Frame] = {}
+    found: dict[int, HtaFrame] = {}
     for number in range(8):
         with gzip.open(folder / f"rank-{number}.json.gz") as file:
             document = json.load(file)
@@ -59,9 +59,9 @@ def ours(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Frame]:
     return [found[rank] for rank in range(RANKS)]
 
 
-def test_temporal_breakdown(ours: list[Frame], printed: dict[str, Any]) -> None:
+def test_temporal_breakdown(ours: list[HtaFrame], printed: dict[str, Any]) -> None:
     for frame, theirs in zip(ours, printed["temporal_breakdown"], strict=True):
-        found = temporal_breakdown(frame)
+        found = get_temporal_breakdown(frame)
         assert (found.rank, found.kernel_us) == (theirs["rank"], theirs["kernel_time(us)"])
         for name in ("idle", "compute", "non_compute"):
             part = getattr(found, f"{name}_us")
@@ -69,13 +69,15 @@ def test_temporal_breakdown(ours: list[Frame], printed: dict[str, Any]) -> None:
             assert found.percent(part) == pytest.approx(theirs[f"{name}_time_pctg"], abs=0.0101)
 
 
-def test_overlap(ours: list[Frame], printed: dict[str, Any]) -> None:
+def test_overlap(ours: list[HtaFrame], printed: dict[str, Any]) -> None:
     for frame, theirs in zip(ours, printed["comm_comp_overlap"], strict=True):
-        assert overlap_percent(frame) == pytest.approx(theirs["comp_comm_overlap_pctg"], abs=0.0101)
+        assert get_comm_comp_overlap(frame) == pytest.approx(
+            theirs["comp_comm_overlap_pctg"], abs=0.0101
+        )
 
 
-def test_kernel_types(ours: list[Frame], printed: dict[str, Any]) -> None:
-    found = {row.kernel_type: row for row in kernel_types(tuple(ours)) if row.sum_us}
+def test_kernel_types(ours: list[HtaFrame], printed: dict[str, Any]) -> None:
+    found = {row.kernel_type: row for row in get_kernel_types(tuple(ours)) if row.sum_us}
     theirs = {row["kernel_type"]: row for row in printed["kernel_type"] if row["sum"]}
     assert set(found) == set(theirs)
     for name, row in found.items():

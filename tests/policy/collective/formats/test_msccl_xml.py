@@ -4,21 +4,31 @@ import pytest
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
-from meshwright.policy.collective import Collective, build, verify
+from meshwright.policy.collective import Collective, build_algorithm, verify_collective
+from meshwright.policy.collective.buffer_placement import BufferChunk
 from meshwright.policy.collective.formats import read_msccl_xml, write_msccl_xml
 from meshwright.policy.collective.formats.msccl_limits import (
     MSCCL_EXECUTOR,
     RCCL,
-    limit_problems,
+    find_limit_problems,
 )
-from meshwright.policy.collective.placement import Spot
-from meshwright.policy.collective.threadblocks import LaneProgram, lifted, lowered, verify_lanes
-from meshwright.policy.collective.threadblocks.program import Lane, RankLanes, Step, Wait
-from meshwright.policy.collective.threadblocks.shape import LANE_OPS
+from meshwright.policy.collective.msccl import (
+    ThreadBlockProgram,
+    lift_program,
+    lower_collective,
+    verify_program,
+)
+from meshwright.policy.collective.msccl.program_checks import PROGRAM_OPS
+from meshwright.policy.collective.msccl.thread_block_program import (
+    RankThreadBlocks,
+    StepDependency,
+    ThreadBlock,
+    ThreadBlockStep,
+)
 from tests.policy.collective.gallery import gallery, label
-from tests.policy.collective.threadblocks.lane_interpreter import right
+from tests.policy.collective.msccl.lane_interpreter import right
 
-GALLERY = [collective for collective in gallery((3, 4)) if collective.op in LANE_OPS]
+GALLERY = [collective for collective in gallery((3, 4)) if collective.op in PROGRAM_OPS]
 
 SWAP = """<!-- as msccl-tools writes it: unused ends of a step name the peer's chunk -->
 <algo name="swap" proto="LL" nchannels="1" nchunksperloop="2" ngpus="2" coll="alltoall" inplace="0">
@@ -48,8 +58,8 @@ SWAP = """<!-- as msccl-tools writes it: unused ends of a step name the peer's c
 def test_a_collective_survives_the_file(collective: Collective) -> None:
     text = write_msccl_xml(collective)
     program = read_msccl_xml(text, root=collective.root)
-    assert program == lowered(collective, most_steps=RCCL.steps)
-    assert verify_lanes(program).problems == ()
+    assert program == lower_collective(collective, most_steps=RCCL.steps)
+    assert verify_program(program).problems == ()
     assert right(program, seed=0)
 
 
@@ -57,13 +67,16 @@ def test_a_file_as_others_write_it_is_read() -> None:
     program = read_msccl_xml(SWAP)
     assert (program.op, program.protocol, program.chunks) == ("all_to_all", "LL", 2)
     assert (program.in_place, program.out_of_place) == (False, True)
-    assert verify_lanes(program).sound
-    assert verify(lifted(program)).sound
+    assert verify_program(program).is_correct
+    assert verify_collective(lift_program(program)).is_correct
 
 
 def test_the_file_states_the_sizes_it_is_for() -> None:
-    program = lowered(
-        build("ring", "all_gather", 2), protocol="LL128", min_bytes=1024, max_bytes=1 << 20
+    program = lower_collective(
+        build_algorithm("ring", "all_gather", 2),
+        protocol="LL128",
+        min_bytes=1024,
+        max_bytes=1 << 20,
     )
     text = write_msccl_xml(program)
     assert 'proto="LL128"' in text
@@ -72,10 +85,10 @@ def test_the_file_states_the_sizes_it_is_for() -> None:
 
 
 def test_the_message_of_a_gather_is_the_part_of_one_rank() -> None:
-    text = write_msccl_xml(build("direct", "gather", 4, root=2))
+    text = write_msccl_xml(build_algorithm("direct", "gather", 4, root=2))
     assert 'nchunksperloop="1" ngpus="4" coll="gather"' in text
-    assert verify_lanes(read_msccl_xml(text, root=2)).sound
-    assert not verify_lanes(read_msccl_xml(text, root=1)).sound
+    assert verify_program(read_msccl_xml(text, root=2)).is_correct
+    assert not verify_program(read_msccl_xml(text, root=1)).is_correct
 
 
 @pytest.mark.parametrize(
@@ -118,33 +131,33 @@ def test_what_is_no_algorithm_is_refused(text: str, said: str) -> None:
 
 
 def test_a_root_outside_the_ranks_is_refused() -> None:
-    text = write_msccl_xml(build("chain", "broadcast", 3))
+    text = write_msccl_xml(build_algorithm("chain", "broadcast", 3))
     with pytest.raises(InputError, match="root 3"):
         read_msccl_xml(text, root=3)
 
 
 def test_further_waits_are_steps_of_their_own() -> None:
-    program = lowered(build("one_shot", "all_reduce", 4))
+    program = lower_collective(build_algorithm("one_shot", "all_reduce", 4))
     nops = [
         (own, lane, number)
         for own in program.ranks
-        for lane in own.lanes
+        for lane in own.thread_blocks
         for number, step in enumerate(lane.steps)
         if step.kind == "nop"
     ]
     assert nops
-    assert all(lane.steps[number + 1].wait for _, lane, number in nops)
+    assert all(lane.steps[number + 1].dependency for _, lane, number in nops)
 
 
 def test_an_unsound_program_is_not_written() -> None:
-    ring = lowered(build("ring", "all_reduce", 2))
-    wrong = LaneProgram(name="half", op="all_reduce", chunks=2, ranks=(ring.ranks[0],) * 2)
+    ring = lower_collective(build_algorithm("ring", "all_reduce", 2))
+    wrong = ThreadBlockProgram(name="half", op="all_reduce", chunks=2, ranks=(ring.ranks[0],) * 2)
     with pytest.raises(InputError):
         write_msccl_xml(wrong)
 
 
 def test_an_unsound_collective_is_refused_with_its_counter_example() -> None:
-    ring = build("ring", "all_reduce", 3)
+    ring = build_algorithm("ring", "all_reduce", 3)
     half = replace(ring, sweeps=ring.sweeps[:1])
     with pytest.raises(InputError, match=r"rank \d, after step 1, chunk \d: slot \d lacks chunk"):
         write_msccl_xml(half)
@@ -157,21 +170,25 @@ def test_an_unsound_collective_is_refused_with_its_counter_example() -> None:
 
 
 def test_a_file_of_too_many_chunks_is_refused() -> None:
-    text = write_msccl_xml(build("ring", "all_reduce", 2))
+    text = write_msccl_xml(build_algorithm("ring", "all_reduce", 2))
     large = text.replace('nchunksperloop="2"', 'nchunksperloop="300000000"')
-    (problem,) = verify_lanes(read_msccl_xml(large)).problems
+    (problem,) = verify_program(read_msccl_xml(large)).problems
     assert problem.where == "chunks"
     assert "600,000,000 chunks of all ranks together" in problem.what
 
 
-def one_lane(*steps: Step, channel: int = 0, copies: int = 1) -> LaneProgram:
-    lanes = tuple(Lane(channel=channel, steps=steps) for _ in range(copies))
-    own = RankLanes(input_chunks=1, output_chunks=1, scratch_chunks=1, lanes=lanes)
-    return LaneProgram(name="mine", op="all_reduce", chunks=1, ranks=(own,))
+def one_lane(*steps: ThreadBlockStep, channel: int = 0, copies: int = 1) -> ThreadBlockProgram:
+    lanes = tuple(ThreadBlock(channel=channel, steps=steps) for _ in range(copies))
+    own = RankThreadBlocks(input_chunks=1, output_chunks=1, scratch_chunks=1, thread_blocks=lanes)
+    return ThreadBlockProgram(name="mine", op="all_reduce", chunks=1, ranks=(own,))
 
 
-COPY = Step(kind="cpy", src=Spot("input", 0), dst=Spot("output", 0), count=1)
-ADD = Step(kind="re", src=Spot("scratch", 0), dst=Spot("output", 0), count=1)
+COPY = ThreadBlockStep(
+    kind="cpy", src=BufferChunk("input", 0), dst=BufferChunk("output", 0), count=1
+)
+ADD = ThreadBlockStep(
+    kind="re", src=BufferChunk("scratch", 0), dst=BufferChunk("output", 0), count=1
+)
 
 
 @pytest.mark.parametrize(
@@ -181,22 +198,27 @@ ADD = Step(kind="re", src=Spot("scratch", 0), dst=Spot("output", 0), count=1)
         (one_lane(*[COPY] * 65), "65 steps, more than the 64 of RCCL"),
         (one_lane(COPY, channel=128), "channel 128"),
         (one_lane(replace(COPY, count=72)), "72 chunks at once"),
-        (one_lane(Step(kind="nop", wait=Wait(0, 0)), COPY), "a nop only waits together"),
+        (
+            one_lane(ThreadBlockStep(kind="nop", dependency=StepDependency(0, 0)), COPY),
+            "a nop only waits together",
+        ),
         (one_lane(ADD, replace(ADD, count=2)), "are fused"),
         (one_lane(*[COPY] * 64, copies=64), "XML elements"),
-        (one_lane(replace(COPY, src=Spot("input", 40_000))), "chunk 40000"),
+        (one_lane(replace(COPY, src=BufferChunk("input", 40_000))), "chunk 40000"),
     ],
 )
-def test_programs_beyond_the_limits_are_refused_with_a_fix(program: LaneProgram, said: str) -> None:
-    problems = list(limit_problems(program, RCCL))
+def test_programs_beyond_the_limits_are_refused_with_a_fix(
+    program: ThreadBlockProgram, said: str
+) -> None:
+    problems = list(find_limit_problems(program, RCCL))
     assert any(said in problem.what and problem.fix for problem in problems), problems
     with pytest.raises(InputError):
         write_msccl_xml(program)
 
 
 def test_the_other_interpreter_takes_more_lanes() -> None:
-    direct = build("direct", "all_gather", 40)
+    direct = build_algorithm("direct", "all_gather", 40)
     with pytest.raises(InputError, match="lanes, more than the 64"):
         write_msccl_xml(direct)
-    problems = list(limit_problems(lowered(direct), MSCCL_EXECUTOR))
+    problems = list(find_limit_problems(lower_collective(direct), MSCCL_EXECUTOR))
     assert [problem for problem in problems if "lanes, more than the 128" in problem.what] == []

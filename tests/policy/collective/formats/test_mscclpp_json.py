@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.policy.collective import Builder, Collective, build
+from meshwright.policy.collective import Collective, CollectiveBuilder, build_algorithm
 from meshwright.policy.collective.formats import write_mscclpp_json
 from meshwright.policy.collective.formats.mscclpp_json import COLLECTIVES, Buffers
 from tests.policy.collective.formats.mscclpp_interpreter import Interpreter, expected
@@ -49,33 +49,35 @@ def test_a_plan_gives_what_was_promised(collective: Collective, buffers: Buffers
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_order_in_which_blocks_and_ports_run_does_not_matter(seed: int) -> None:
-    ring = build("ring", "all_reduce", 4)
+    ring = build_algorithm("ring", "all_reduce", 4)
     check(write_mscclpp_json(ring, per_node=2), ring, seed)
 
 
 def test_peers_of_one_node_use_memory_and_all_others_ports() -> None:
-    ring = build("ring", "all_reduce", 4)
+    ring = build_algorithm("ring", "all_reduce", 4)
     assert sorts(write_mscclpp_json(ring)) == {"memory"}
     assert sorts(write_mscclpp_json(ring, per_node=1)) == {"port"}
     assert sorts(write_mscclpp_json(ring, per_node=2)) == {"memory", "port"}
 
 
 def test_one_switch_is_used_where_all_goes_through_it() -> None:
-    nvls = build("nvls", "all_reduce", 4)
+    nvls = build_algorithm("nvls", "all_reduce", 4)
     text = write_mscclpp_json(nvls)
     assert "switch" in sorts(text)
     assert "glres" in ops(text)
     assert "put" not in ops(text)
-    assert "gstore" in ops(write_mscclpp_json(build("nvls", "all_gather", 4)))
+    assert "gstore" in ops(write_mscclpp_json(build_algorithm("nvls", "all_gather", 4)))
 
 
 def test_a_switch_is_hosted_where_the_executor_has_no_operation_for_it() -> None:
-    assert "switch" not in sorts(write_mscclpp_json(build("nvls", "reduce_scatter", 4)))
-    assert "switch" not in sorts(write_mscclpp_json(build("nvls", "all_reduce", 4), per_node=2))
+    assert "switch" not in sorts(write_mscclpp_json(build_algorithm("nvls", "reduce_scatter", 4)))
+    assert "switch" not in sorts(
+        write_mscclpp_json(build_algorithm("nvls", "all_reduce", 4), per_node=2)
+    )
 
 
 def test_threads_meet_between_data_and_signals() -> None:
-    text = write_mscclpp_json(build("two_shot", "all_reduce", 4))
+    text = write_mscclpp_json(build_algorithm("two_shot", "all_reduce", 4))
     for gpu in json.loads(text)["gpus"]:
         for block in gpu["threadblocks"]:
             names = [op["name"] for op in block["ops"]]
@@ -87,16 +89,18 @@ def test_threads_meet_between_data_and_signals() -> None:
 
 
 def test_the_plan_bounds_its_messages() -> None:
-    data = json.loads(write_mscclpp_json(build("ring", "all_reduce", 4), max_bytes=1 << 20))
+    data = json.loads(
+        write_mscclpp_json(build_algorithm("ring", "all_reduce", 4), max_bytes=1 << 20)
+    )
     assert data["min_message_size"] == 4 * 16
     assert data["max_message_size"] == 1 << 20
     assert data["buffer_alignment"] == 16
-    free = json.loads(write_mscclpp_json(build("ring", "all_reduce", 4)))
+    free = json.loads(write_mscclpp_json(build_algorithm("ring", "all_reduce", 4)))
     assert free["max_message_size"] < 1 << 32
 
 
 def test_long_lanes_are_cut_into_thread_blocks() -> None:
-    text = write_mscclpp_json(build("ring", "all_reduce", 16))
+    text = write_mscclpp_json(build_algorithm("ring", "all_reduce", 16))
     blocks = [block for gpu in json.loads(text)["gpus"] for block in gpu["threadblocks"]]
     assert max(len(block["ops"]) for block in blocks) <= 64
 
@@ -126,7 +130,7 @@ def passes(text: str, collective: Collective, seed: int) -> bool:
 
 @pytest.mark.parametrize("name", ["wait", "signal", "put", "re", "sem_release", "sem_acquire"])
 def test_the_interpreter_notices_what_is_missing(name: str) -> None:
-    ring = build("ring", "all_reduce", 3)
+    ring = build_algorithm("ring", "all_reduce", 3)
     text = change(write_mscclpp_json(ring), without(name))
     assert not all(passes(text, ring, seed) for seed in range(10))
 
@@ -141,17 +145,17 @@ def test_the_interpreter_notices_what_is_missing(name: str) -> None:
 )
 def test_impossible_wishes_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        write_mscclpp_json(build("ring", "all_reduce", 4), **arguments)
+        write_mscclpp_json(build_algorithm("ring", "all_reduce", 4), **arguments)
 
 
 def test_a_collective_that_is_not_sound_is_not_written() -> None:
-    builder = Builder("half", "all_reduce", ranks=2, chunks=1)
+    builder = CollectiveBuilder("half", "all_reduce", ranks=2, chunks=1)
     with builder.step():
         builder.add(0, 1, chunk=0)
     with pytest.raises(InputError, match="lacks chunk 0 of rank 1"):
-        write_mscclpp_json(builder.done())
+        write_mscclpp_json(builder.build())
 
 
 def test_operations_without_a_plan_are_refused() -> None:
     with pytest.raises(InputError, match="no gather"):
-        write_mscclpp_json(build("direct", "gather", 4))
+        write_mscclpp_json(build_algorithm("direct", "gather", 4))

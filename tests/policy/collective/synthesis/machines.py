@@ -1,6 +1,6 @@
 """Small networks drawn by hand, whose best rates can be worked out on paper."""
 
-from meshwright.spec.cluster.links import Link, LinkGraph, Vertex, both_ways
+from meshwright.spec.cluster.link_graph import GraphLink, GraphVertex, LinkGraph, make_duplex_links
 
 
 def mesh(gpus: int, rate: float = 10e9, missing: set[tuple[int, int]] | None = None) -> LinkGraph:
@@ -12,17 +12,19 @@ def mesh(gpus: int, rate: float = 10e9, missing: set[tuple[int, int]] | None = N
 
 def drawn(gpus: int, rates: dict[tuple[int, int], float]) -> LinkGraph:
     """Return GPUs with links of given rates, as much there as back."""
-    links: list[Link] = []
+    links: list[GraphLink] = []
     for (a, b), rate in rates.items():
-        links += both_ways(f"gpu{a}", f"gpu{b}", "nvlink", rate, 1e-6)
-    vertices = tuple(Vertex(name=f"gpu{rank}", kind="gpu") for rank in range(gpus))
+        links += make_duplex_links(f"gpu{a}", f"gpu{b}", "nvlink", rate, 1e-6)
+    vertices = tuple(GraphVertex(name=f"gpu{rank}", kind="gpu") for rank in range(gpus))
     return LinkGraph(vertices=vertices, links=tuple(links))
 
 
 def star(rates: list[float]) -> LinkGraph:
     """Return GPUs around one switch."""
-    links: list[Link] = []
+    links: list[GraphLink] = []
     for rank, rate in enumerate(rates):
-        links += both_ways(f"gpu{rank}", "switch", "nvlink", rate, 1e-6)
-    gpus = [Vertex(name=f"gpu{rank}", kind="gpu") for rank in range(len(rates))]
-    return LinkGraph(vertices=(*gpus, Vertex(name="switch", kind="nvswitch")), links=tuple(links))
+        links += make_duplex_links(f"gpu{rank}", "switch", "nvlink", rate, 1e-6)
+    gpus = [GraphVertex(name=f"gpu{rank}", kind="gpu") for rank in range(len(rates))]
+    return LinkGraph(
+        vertices=(*gpus, GraphVertex(name="switch", kind="nvswitch")), links=tuple(links)
+    )

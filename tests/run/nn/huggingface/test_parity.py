@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from meshwright.errors import InputError
-from meshwright.run.nn.huggingface import load, save
-from meshwright.run.nn.huggingface.quantised import dequantise_mxfp4
+from meshwright.run.nn.huggingface import load_hf_checkpoint, save_hf_checkpoint
+from meshwright.run.nn.huggingface.quantized_weights import dequantize_mxfp4
 from tests.run.nn.huggingface.drawn import DRAWS, draw
 from tests.run.nn.huggingface.reference import (
     LENGTH,
@@ -63,10 +63,10 @@ def check(family: str, seed: int, folder: Path) -> None:
     tokens_BT = tokens_of(theirs)
     wanted = logits_of(theirs, tokens_BT)
     theirs.save_pretrained(folder / "theirs")
-    decoder = load(None, folder / "theirs", dtype=torch.float32).eval()
+    decoder = load_hf_checkpoint(None, folder / "theirs", dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(decoder(tokens_BT), wanted, atol=CLOSE, rtol=0)
-    save(decoder, folder / "ours")
+    save_hf_checkpoint(decoder, folder / "ours")
     back = opened(folder / "ours")
     weights = theirs.state_dict()
     assert weights.keys() == back.state_dict().keys()
@@ -95,7 +95,7 @@ def test_recurrences_over_several_chunks_equal(family: str, tmp_path: Path) -> N
     tokens_BT = tokens_of(theirs, length=150)
     theirs.save_pretrained(tmp_path)
     with torch.no_grad():
-        logits = load(None, tmp_path, dtype=torch.float32).eval()(tokens_BT)
+        logits = load_hf_checkpoint(None, tmp_path, dtype=torch.float32).eval()(tokens_BT)
     torch.testing.assert_close(logits, logits_of(theirs, tokens_BT), atol=CLOSE, rtol=0)
 
 
@@ -105,15 +105,15 @@ def test_shards_of_transformers_are_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     tokens_BT = tokens_of(theirs)
     with torch.no_grad():
-        logits = load(None, tmp_path, dtype=torch.float32).eval()(tokens_BT)
+        logits = load_hf_checkpoint(None, tmp_path, dtype=torch.float32).eval()(tokens_BT)
     torch.testing.assert_close(logits, logits_of(theirs, tokens_BT), atol=CLOSE, rtol=0)
 
 
 def test_our_shards_are_read_by_transformers(tmp_path: Path) -> None:
     theirs = reference("mixtral", draw("mixtral", 0))
     theirs.save_pretrained(tmp_path / "theirs")
-    decoder = load(None, tmp_path / "theirs", dtype=torch.float32)
-    save(decoder, tmp_path / "ours", shard_bytes=40_000)
+    decoder = load_hf_checkpoint(None, tmp_path / "theirs", dtype=torch.float32)
+    save_hf_checkpoint(decoder, tmp_path / "ours", shard_bytes=40_000)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 2
     tokens_BT = tokens_of(theirs)
     back = opened(tmp_path / "ours")
@@ -127,18 +127,18 @@ def test_the_text_part_of_a_multimodal_model_is_read(family: str, tmp_path: Path
     theirs = reference(family, config, "AutoModelForImageTextToText")
     theirs.save_pretrained(tmp_path)
     tokens_BT = torch.randint(0, 200, (2, LENGTH))
-    decoder = load(None, tmp_path, dtype=torch.float32).eval()
+    decoder = load_hf_checkpoint(None, tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = decoder(tokens_BT)
     torch.testing.assert_close(logits, logits_of(theirs, tokens_BT), atol=CLOSE, rtol=0)
     with pytest.raises(InputError, match="needs a vision tower, which a decoder lacks"):
-        save(decoder, tmp_path / "ours")
+        save_hf_checkpoint(decoder, tmp_path / "ours")
 
 
 def test_bf16_there_and_back_changes_no_bit(tmp_path: Path) -> None:
     theirs = reference("deepseek_v3", draw("deepseek_v3", 0)).to(torch.bfloat16)
     theirs.save_pretrained(tmp_path / "theirs")
-    save(load(None, tmp_path / "theirs"), tmp_path / "ours")
+    save_hf_checkpoint(load_hf_checkpoint(None, tmp_path / "theirs"), tmp_path / "ours")
     back = opened(tmp_path / "ours")
     assert back.dtype == torch.bfloat16
     for name, weight in back.state_dict().items():
@@ -151,4 +151,4 @@ def test_mxfp4_means_what_transformers_takes_it_for() -> None:
     blocks = torch.randint(0, 256, (2, 5, 3, 16), dtype=torch.uint8)
     scales = torch.randint(118, 132, (2, 5, 3), dtype=torch.uint8)
     convert = transformers.integrations.mxfp4.convert_moe_packed_tensors
-    assert torch.equal(dequantise_mxfp4(blocks, scales), convert(blocks, scales))
+    assert torch.equal(dequantize_mxfp4(blocks, scales), convert(blocks, scales))

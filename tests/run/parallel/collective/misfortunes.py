@@ -8,17 +8,21 @@ import time
 import torch
 import torch.distributed as dist
 
-from meshwright.policy.collective import build
-from meshwright.run.parallel.collective import CollectiveStalled, Executor, Team
-from meshwright.run.parallel.collective import team as team_module
-from meshwright.run.parallel.collective.stall import Stall
-from meshwright.run.parallel.collective.team import Transport
+from meshwright.policy.collective import build_algorithm
+from meshwright.run.parallel.collective import (
+    CollectiveExecutor,
+    CollectiveStallError,
+    RankCommunicator,
+)
+from meshwright.run.parallel.collective import communicator as team_module
+from meshwright.run.parallel.collective.communicator import Transport
+from meshwright.run.parallel.collective.stall_diagnosis import CollectiveStall
 
 PATIENCE_S = 1.5
 VICTIM = 1
 
 
-def _forever(ring: Executor, tensor: torch.Tensor) -> None:
+def _forever(ring: CollectiveExecutor, tensor: torch.Tensor) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         ring.run_in_place(tensor.zero_())
@@ -26,11 +30,11 @@ def _forever(ring: Executor, tensor: torch.Tensor) -> None:
 
 def signalled_mid_way(transport: Transport, number: int) -> None:
     """Run collectives without end; the victim gets a signal in the middle of one."""
-    team = Team(transport=transport, patience_s=PATIENCE_S)
-    ring = Executor(build("ring", "all_reduce", team.ranks), team)
+    team = RankCommunicator(transport=transport, timeout_s=PATIENCE_S)
+    ring = CollectiveExecutor(build_algorithm("ring", "all_reduce", team.ranks), team)
     tensor = torch.zeros(1 << 20)
     ring.run_in_place(tensor)
-    victim = team.ledger.read()[VICTIM].pid
+    victim = team.progress_table.read()[VICTIM].pid
     if team.rank == VICTIM:
         threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
     try:
@@ -40,10 +44,10 @@ def signalled_mid_way(transport: Transport, number: int) -> None:
             os.kill(victim, signal.SIGCONT)
 
 
-def oversleeps(transport: Transport) -> tuple[Stall, float] | None:
+def oversleeps(transport: Transport) -> tuple[CollectiveStall, float] | None:
     """Run one collective together; then the victim comes too late for the next."""
-    team = Team(transport=transport, patience_s=PATIENCE_S)
-    ring = Executor(build("ring", "all_reduce", team.ranks), team)
+    team = RankCommunicator(transport=transport, timeout_s=PATIENCE_S)
+    ring = CollectiveExecutor(build_algorithm("ring", "all_reduce", team.ranks), team)
     tensor = torch.zeros(1000)
     ring.run_in_place(tensor)
     if team.rank == VICTIM:
@@ -51,28 +55,28 @@ def oversleeps(transport: Transport) -> tuple[Stall, float] | None:
     began = time.monotonic()
     try:
         ring.run_in_place(tensor)
-    except CollectiveStalled as error:
+    except CollectiveStallError as error:
         return error.stall, time.monotonic() - began
     return None
 
 
 def dies_on_another_host(transport: Transport) -> None:
     """As if every rank had a host of its own: no shared memory, no process numbers."""
-    team_module.host_mark = lambda: f"host {dist.get_rank()}"  # type: ignore[attr-defined]
+    team_module.get_host_id = lambda: f"host {dist.get_rank()}"  # type: ignore[attr-defined]
     signalled_mid_way(transport, signal.SIGKILL)
 
 
-def oversleeps_on_another_host(transport: Transport) -> tuple[Stall, float] | None:
+def oversleeps_on_another_host(transport: Transport) -> tuple[CollectiveStall, float] | None:
     """Come too late, on a host of its own."""
-    team_module.host_mark = lambda: f"host {dist.get_rank()}"  # type: ignore[attr-defined]
+    team_module.get_host_id = lambda: f"host {dist.get_rank()}"  # type: ignore[attr-defined]
     return oversleeps(transport)
 
 
 def strays(transport: Transport) -> None:
     """Run two collectives together; then the victim runs the second where all run the first."""
-    team = Team(transport=transport, patience_s=PATIENCE_S)
-    ring = Executor(build("ring", "all_reduce", team.ranks), team)
-    spread = Executor(build("chain", "broadcast", team.ranks), team)
+    team = RankCommunicator(transport=transport, timeout_s=PATIENCE_S)
+    ring = CollectiveExecutor(build_algorithm("ring", "all_reduce", team.ranks), team)
+    spread = CollectiveExecutor(build_algorithm("chain", "broadcast", team.ranks), team)
     tensor = torch.zeros(1000)
     ring.run_in_place(tensor)
     spread.run_in_place(tensor)
@@ -81,8 +85,8 @@ def strays(transport: Transport) -> None:
 
 def brings_another_size(transport: Transport) -> str:
     """Call with unequal sizes, which is refused; then with equal ones, which goes on."""
-    team = Team(transport=transport, patience_s=PATIENCE_S)
-    ring = Executor(build("ring", "all_reduce", team.ranks), team)
+    team = RankCommunicator(transport=transport, timeout_s=PATIENCE_S)
+    ring = CollectiveExecutor(build_algorithm("ring", "all_reduce", team.ranks), team)
     said = ""
     try:
         ring.run_in_place(torch.zeros(2000 if team.rank == VICTIM else 1000))
@@ -96,23 +100,25 @@ def brings_another_size(transport: Transport) -> str:
 
 def never_comes(transport: Transport) -> None:
     """The victim ends before the first collective."""
-    team = Team(transport=transport, patience_s=PATIENCE_S)
+    team = RankCommunicator(transport=transport, timeout_s=PATIENCE_S)
     if team.rank == VICTIM:
         os._exit(3)
-    Executor(build("ring", "all_reduce", team.ranks), team).run_in_place(torch.zeros(1000))
+    CollectiveExecutor(build_algorithm("ring", "all_reduce", team.ranks), team).run_in_place(
+        torch.zeros(1000)
+    )
 
 
 def goes_on_after_a_stall(transport: Transport) -> str:
     """Try to use a team that gave up."""
-    team = Team(transport=transport, patience_s=0.5)
-    ring = Executor(build("ring", "all_reduce", team.ranks), team)
+    team = RankCommunicator(transport=transport, timeout_s=0.5)
+    ring = CollectiveExecutor(build_algorithm("ring", "all_reduce", team.ranks), team)
     if team.rank == VICTIM:
         time.sleep(2.5)
         return ""
     for _ in range(2):
         try:
             ring.run_in_place(torch.zeros(10))
-        except CollectiveStalled:
+        except CollectiveStallError:
             continue
         except ValueError as error:
             return str(error)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.policy.collective.collective import OPS, Op
-from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.parallel.collective.team import Transport
+from meshwright.policy.collective.collective import COLLECTIVE_OPS, CollectiveOp
+from meshwright.run.parallel.collective.communicator import Transport
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 from tests.run.parallel.collective.battery import (
     DTYPES,
     MORE_DTYPES,
@@ -24,7 +24,7 @@ SIZES = (1, 1000, 5003)
 
 def faults(ranks: int, function: Callable[..., list[Verdict]], *args: Any) -> list[str]:
     """Run cases on real processes; return what was wrong, and make sure that there were cases."""
-    answers: list[list[Verdict]] = launch(ranks, function, *args, timeout_s=150)
+    answers: list[list[Verdict]] = spawn_ranks(ranks, function, *args, timeout_s=150)
     assert len(answers) == ranks
     assert all(answers)
     return [
@@ -38,38 +38,38 @@ def faults(ranks: int, function: Callable[..., list[Verdict]], *args: Any) -> li
 @pytest.mark.parametrize(
     ("ranks", "transport"),
     [
-        (2, "shared"),
-        pytest.param(4, "shared", marks=pytest.mark.slow),
+        (2, "shm"),
+        pytest.param(4, "shm", marks=pytest.mark.slow),
         pytest.param(3, "torch", marks=pytest.mark.slow),
     ],
 )
 def test_every_algorithm_equals_torch_bit_by_bit(ranks: int, transport: Transport) -> None:
-    sizes = SIZES if transport == "shared" else SIZES[1:2]
-    assert not faults(ranks, compare_with_native, OPS, sizes, DTYPES[:2], transport)
+    sizes = SIZES if transport == "shm" else SIZES[1:2]
+    assert not faults(ranks, compare_with_native, COLLECTIVE_OPS, sizes, DTYPES[:2], transport)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared", "torch"])
+@pytest.mark.parametrize("transport", ["shm", "torch"])
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_every_algorithm_and_type_equals_torch(ranks: int, transport: Transport) -> None:
-    sizes = SIZES if transport == "shared" else SIZES[1:2]
-    assert not faults(ranks, compare_with_native, OPS, sizes, DTYPES, transport)
+    sizes = SIZES if transport == "shm" else SIZES[1:2]
+    assert not faults(ranks, compare_with_native, COLLECTIVE_OPS, sizes, DTYPES, transport)
 
 
-@pytest.mark.parametrize("transport", ["shared", "torch"])
+@pytest.mark.parametrize("transport", ["shm", "torch"])
 def test_every_type_of_number_is_added_exactly(transport: Transport) -> None:
-    ops: tuple[Op, ...] = ("reduce_scatter",)
+    ops: tuple[CollectiveOp, ...] = ("reduce_scatter",)
     kinds: tuple[torch.dtype, ...] = (torch.int64, *MORE_DTYPES)
     assert not faults(2, compare_with_native, ops, (999,), kinds, transport)
 
 
-@pytest.mark.parametrize("transport", ["shared", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("torch", marks=pytest.mark.slow)])
 def test_random_numbers_add_up_and_are_the_same_on_all_ranks(transport: Transport) -> None:
     assert not faults(4, add_random_numbers, transport)
 
 
 def test_averages_and_extremes_are_taken() -> None:
-    assert not faults(3, reduce_otherwise, "shared")
+    assert not faults(3, reduce_otherwise, "shm")
 
 
 def test_one_rank_alone_gets_its_own_input() -> None:

@@ -12,8 +12,8 @@ import sys
 import time
 
 from meshwright.errors import MeshwrightError
-from meshwright.run.parallel.launch.environment import World, connect, world_of
-from meshwright.run.train.stopping import nothing_begun
+from meshwright.run.parallel.launch.world import World, init_process_group, read_world
+from meshwright.run.train.signals import use_default_sigint
 
 
 def main() -> int:
@@ -25,14 +25,16 @@ def main() -> int:
     for flag in ("--stay", "--deaf", "--wait"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
-    with nothing_begun():
+    with use_default_sigint():
         time.sleep(60 if args.wait else 0)
-    world = world_of()
+    world = read_world()
     chosen = world.rank == args.of
     if args.stay:
         return _end(args.end) if chosen and args.end else _stay(world.rank, deaf=args.deaf)
     try:
-        connect(world, "cpu", job={"optimizer.lr": args.lr if chosen else "1e-3", "seed": 1})
+        init_process_group(
+            world, "cpu", job={"optimizer.lr": args.lr if chosen else "1e-3", "seed": 1}
+        )
     except MeshwrightError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -18,9 +18,9 @@ MEET = Path(__file__).with_name("meet.py")
 PROGRAM = (sys.executable, str(MEET))
 ENTRY = (
     "import sys; from meshwright.run.parallel.launch import local; "
-    "ending = local.run(sys.argv[2:], int(sys.argv[1]), "
+    "ending = local.launch_local(sys.argv[2:], int(sys.argv[1]), "
     f"program=[sys.executable, {str(MEET)!r}]); "
-    "sys.stderr.write(f'error: {ending.what}' * bool(ending.what)); sys.exit(ending.code)"
+    "sys.stderr.write(f'error: {ending.cause}' * bool(ending.cause)); sys.exit(ending.exit_code)"
 )
 
 
@@ -68,7 +68,7 @@ def test_ranks_that_do_not_listen_are_killed_within_seconds() -> None:
     began = time.monotonic()
     code, _, errors = ended(3, "--stay", "--deaf", "--end", "7", "--of", "1")
     assert code == 7
-    assert errors.endswith("; ranks 0 and 2 were ended for it")
+    assert errors.endswith("; ranks 0, 2 were ended for it")
     assert time.monotonic() - began < 30
 
 
@@ -114,26 +114,26 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match=f"MASTER_PORT: {port} cannot be had: Address"):
-            local.run([str(mark)], 2, port=port, program=["touch"])
+            local.launch_local([str(mark)], 2, port=port, program=["touch"])
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 5000])
 def test_a_number_of_ranks_that_cannot_be_is_refused(ranks: int) -> None:
-    with pytest.raises(InputError, match="--nproc"):
-        local.run([], ranks)
+    with pytest.raises(InputError, match="--nproc-per-node"):
+        local.launch_local([], ranks)
 
 
 def test_cores_are_shared_out_unless_the_user_did() -> None:
-    assert local.variables(1, 4, 9, {}, cores=10)["OMP_NUM_THREADS"] == "2"
-    assert local.variables(1, 4, 9, {}, cores=2)["OMP_NUM_THREADS"] == "1"
-    given = local.variables(1, 4, 9, {"OMP_NUM_THREADS": "7"}, cores=2)
+    assert local.make_rank_environment(1, 4, 9, {}, cores=10)["OMP_NUM_THREADS"] == "2"
+    assert local.make_rank_environment(1, 4, 9, {}, cores=2)["OMP_NUM_THREADS"] == "1"
+    given = local.make_rank_environment(1, 4, 9, {"OMP_NUM_THREADS": "7"}, cores=2)
     assert given["OMP_NUM_THREADS"] == "7"
 
 
 def test_ranks_do_not_take_themselves_for_tasks_of_an_outer_launcher() -> None:
     outer = {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4"}
-    found = local.variables(1, 2, 9, outer, cores=2)
+    found = local.make_rank_environment(1, 2, 9, outer, cores=2)
     assert "SLURM_PROCID" not in found
     assert found["SLURM_JOB_ID"] == "4"
 

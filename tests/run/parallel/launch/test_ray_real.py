@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.run.parallel.launch.ray import RayOptions, driver
-from meshwright.run.parallel.launch.start import Shape, Start
+from meshwright.run.parallel.launch.launch_spec import LaunchSpec, NodeShape
+from meshwright.run.parallel.launch.ray import RayOptions, render_driver
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
@@ -19,12 +19,12 @@ INIT = "ray.init(address=ADDRESS"
 def ended(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run two "nodes" of two ranks on a Ray that is told it had four cores."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'meshwright[ray]'")
-    start = Start(
+    start = LaunchSpec(
         name="meet",
         command=(sys.executable, str(MEET), *words),
-        shape=Shape(nodes=2, per_node=2, device="cpu"),
+        node_shape=NodeShape(nodes=2, ranks_per_node=2, device="cpu"),
     )
-    text = driver(start, RayOptions(address="local", wait_s=60))
+    text = render_driver(start, RayOptions(address="local", wait_s=60))
     assert INIT in text
     path = folder / "start.py"
     path.write_text(text.replace(INIT, f"{INIT}, num_cpus=4"))

@@ -18,8 +18,8 @@ MEET = Path(__file__).with_name("meet.py")
 JOB = """
 [layout]
 dp = 4
-[machine]
-device = "cpu"
+[device]
+type = "cpu"
 """
 
 
@@ -35,7 +35,7 @@ def submitted(cluster: Cluster, folder: Path, *words: str, program: str = "") ->
     job = "job.toml" if program else str(ROOT / "examples/train-tiny.toml")
     command = [sys.executable, "-m", "meshwright", "launch", "slurm", job, *words]
     command += ["--gpus-per-node", "2", "--log", "job.log"]
-    command += ["--command", program] if program else []
+    command += ["--wrap", program] if program else []
     done = subprocess.run(
         [*command, "--submit", "--json"], cwd=folder, env=cluster.environment,
         capture_output=True, text=True, timeout=60, check=False,
@@ -70,7 +70,7 @@ def test_a_model_is_trained_over_four_ranks_to_the_last_step(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     changes = ("layout.dp=4", "layout.microbatch=2", "workload.tokens=10240")
-    words = (*changes, "machine.device=cpu", "--folder", "run")
+    words = (*changes, "device.type=cpu", "--output-dir", "run")
     job = submitted(cluster, tmp_path, *words)
     assert cluster.wait(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

@@ -10,19 +10,28 @@ import pytest
 import yaml
 
 from meshwright.errors import InputError
-from meshwright.run.parallel.launch.kubernetes import KubernetesOptions, manifest
-from meshwright.run.parallel.launch.ray import RayOptions, driver
-from meshwright.run.parallel.launch.slurm import SlurmOptions, health_check, script
-from meshwright.run.parallel.launch.start import Shape, Start, settings, shape_of
+from meshwright.run.parallel.launch.kubernetes import KubernetesOptions, render_manifest
+from meshwright.run.parallel.launch.launch_spec import (
+    LaunchSpec,
+    NodeShape,
+    fit_ranks_to_nodes,
+    recommend_environment,
+)
+from meshwright.run.parallel.launch.ray import RayOptions, render_driver
+from meshwright.run.parallel.launch.slurm import SlurmOptions, render_health_check, render_sbatch
 
-TWO_NODES = Start(
+TWO_NODES = LaunchSpec(
     name="big-run",
     command=("python", "-m", "meshwright", "train", "a job.toml"),
     module=("-m", "meshwright", "train", "a job.toml"),
-    shape=Shape(nodes=2, per_node=8),
-    variables={"WORDS": "it's $HOME"},
+    node_shape=NodeShape(nodes=2, ranks_per_node=8),
+    environment={"WORDS": "it's $HOME"},
 )
-OWN = Start(name="own", command=("./mine", "$(ls)"), shape=Shape(nodes=1, per_node=2, device="cpu"))
+OWN = LaunchSpec(
+    name="own",
+    command=("./mine", "$(ls)"),
+    node_shape=NodeShape(nodes=1, ranks_per_node=2, device="cpu"),
+)
 
 
 def flags(text: str) -> list[str]:
@@ -33,48 +42,53 @@ def flags(text: str) -> list[str]:
     ("ranks", "each", "shape"), [(1, 8, (1, 1)), (8, 8, (1, 8)), (16, 8, (2, 8)), (6, 8, (1, 6))]
 )
 def test_ranks_fill_as_few_nodes_as_will_do(ranks: int, each: int, shape: tuple[int, int]) -> None:
-    found = shape_of(ranks, each)
-    assert (found.nodes, found.per_node) == shape
+    found = fit_ranks_to_nodes(ranks, each)
+    assert (found.nodes, found.ranks_per_node) == shape
 
 
 def test_nodes_that_cannot_be_filled_equally_are_refused_with_a_number_that_can() -> None:
     with pytest.raises(InputError, match=r"12 ranks do not fill nodes of 8 GPUs .*per-node 6"):
-        shape_of(12, 8)
+        fit_ranks_to_nodes(12, 8)
 
 
 def test_interfaces_are_set_only_where_they_are_given() -> None:
-    names = {one.name for one in settings(TWO_NODES.shape)}
+    names = {one.name for one in recommend_environment(TWO_NODES.node_shape)}
     assert not names & {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "GLOO_SOCKET_IFNAME"}
-    given = {one.name: one.value for one in settings(TWO_NODES.shape, interface="ib0", hca="mlx5")}
+    given = {
+        one.name: one.value
+        for one in recommend_environment(TWO_NODES.node_shape, interface="ib0", hca="mlx5")
+    }
     assert (given["NCCL_SOCKET_IFNAME"], given["NCCL_IB_HCA"]) == ("ib0", "mlx5")
 
 
 def test_cpu_ranks_are_told_nothing_of_nccl() -> None:
-    assert not any("NCCL" in one.name for one in settings(OWN.shape, hca="mlx5", traces="x"))
+    assert not any(
+        "NCCL" in one.name for one in recommend_environment(OWN.node_shape, hca="mlx5", traces="x")
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"name": "two words"}, {"command": ()}, {"command": ("a\nb",)}, {"variables": {"A B": "1"}}],
+    [{"name": "two words"}, {"command": ()}, {"command": ("a\nb",)}, {"environment": {"A B": "1"}}],
 )
 def test_what_no_job_file_can_say_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        Start(**{"name": "x", "command": ("y",), "shape": OWN.shape, **changes})
+        LaunchSpec(**{"name": "x", "command": ("y",), "node_shape": OWN.node_shape, **changes})
 
 
 def test_a_slurm_script_asks_for_one_task_for_each_gpu() -> None:
-    found = flags(script(TWO_NODES, SlurmOptions(account="me", time="1-00:00:00")))
+    found = flags(render_sbatch(TWO_NODES, SlurmOptions(account="me", time="1-00:00:00")))
     for flag in ("--nodes=2", "--ntasks-per-node=8", "--gres=gpu:8", "--account=me", "--requeue"):
         assert flag in found
     assert {"--time=1-00:00:00", "--signal=B:USR1@120", "--open-mode=append"} <= set(found)
 
 
 def test_a_slurm_script_for_cpus_asks_for_no_gpus() -> None:
-    assert not any("gres" in flag for flag in flags(script(OWN, SlurmOptions())))
+    assert not any("gres" in flag for flag in flags(render_sbatch(OWN, SlurmOptions())))
 
 
 def test_without_restarts_nothing_queues_again() -> None:
-    text = script(OWN, SlurmOptions(restarts=0, health=False))
+    text = render_sbatch(OWN, SlurmOptions(restarts=0, health=False))
     assert "--no-requeue" in flags(text)
     assert "requeue " not in text
     assert "trap" not in text
@@ -82,15 +96,15 @@ def test_without_restarts_nothing_queues_again() -> None:
 
 @pytest.mark.parametrize("start", [TWO_NODES, OWN], ids=["gpus", "cpus"])
 @pytest.mark.parametrize("options", [SlurmOptions(), SlurmOptions(restarts=0, container="i:1")])
-def test_a_slurm_script_is_shell(start: Start, options: SlurmOptions, tmp_path: Path) -> None:
+def test_a_slurm_script_is_shell(start: LaunchSpec, options: SlurmOptions, tmp_path: Path) -> None:
     path = tmp_path / "job.sh"
-    path.write_text(script(start, options))
+    path.write_text(render_sbatch(start, options))
     done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_words_and_variables_reach_the_shell_as_they_are(tmp_path: Path) -> None:
-    text = script(TWO_NODES, SlurmOptions())
+    text = render_sbatch(TWO_NODES, SlurmOptions())
     assert "python -m meshwright train 'a job.toml' &" in text
     line = next(line for line in text.splitlines() if line.startswith("export WORDS="))
     said = subprocess.run(
@@ -105,7 +119,7 @@ def test_words_and_variables_reach_the_shell_as_they_are(tmp_path: Path) -> None
         ({"time": "soon"}, "time: 'soon' is no time"),
         ({"partition": "a b"}, "partition: 'a b' is not one word"),
         ({"flags": ("reservation",)}, "sbatch: 'reservation' is no flag"),
-        ({"warning_s": 1}, "warning_s"),
+        ({"signal_before_s": 1}, "signal_before_s"),
     ],
 )
 def test_options_that_slurm_would_refuse_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -143,10 +157,10 @@ def test_an_unfit_node_is_told_from_a_sound_one(
             f'echo "{answers["index"]}";; esac\n'
         )
         fake.chmod(0o755)
-    start = Start(name="x", command=("y",), shape=Shape(nodes=1, per_node=2))
+    start = LaunchSpec(name="x", command=("y",), node_shape=NodeShape(nodes=1, ranks_per_node=2))
     options = SlurmOptions(folder=str(tmp_path / "runs" / "new"), disk_bytes=disk_bytes)
     done = subprocess.run(
-        ["bash", "-c", health_check(start, options)],
+        ["bash", "-c", render_health_check(start, options)],
         env={"PATH": f"{tmp_path}:{os.defpath}", "SLURMD_NODENAME": "n7"},
         capture_output=True,
         text=True,
@@ -177,9 +191,13 @@ def pod_of(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
 def test_a_manifest_has_a_pod_for_each_node(kind: Any) -> None:
     options = KubernetesOptions(
-        image="i:1", kind=kind, claims=("data:/data",), memory="900Gi", resources=("rdma/hca=8",)
+        image="i:1",
+        kind=kind,
+        volume_claims=("data:/data",),
+        memory="900Gi",
+        resources=("rdma/hca=8",),
     )
-    pod = pod_of(yaml.safe_load(manifest(TWO_NODES, options)))
+    pod = pod_of(yaml.safe_load(render_manifest(TWO_NODES, options)))
     (container,) = pod["containers"]
     assert container["name"] == "pytorch"
     assert container["command"][:3] == ["torchrun", "--nnodes=2", "--nproc-per-node=8"]
@@ -194,7 +212,7 @@ def test_a_manifest_has_a_pod_for_each_node(kind: Any) -> None:
 
 
 def test_pods_of_a_jobset_meet_at_the_first_by_its_name() -> None:
-    document = yaml.safe_load(manifest(TWO_NODES, KubernetesOptions(image="i:1")))
+    document = yaml.safe_load(render_manifest(TWO_NODES, KubernetesOptions(image="i:1")))
     assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     assert document["spec"]["network"]["subdomain"] == "big-run"
     words = pod_of(document)["containers"][0]["command"]
@@ -204,7 +222,7 @@ def test_pods_of_a_jobset_meet_at_the_first_by_its_name() -> None:
 
 def test_a_pytorchjob_has_its_operator_say_where_pods_meet() -> None:
     document = yaml.safe_load(
-        manifest(TWO_NODES, KubernetesOptions(image="i:1", kind="pytorchjob"))
+        render_manifest(TWO_NODES, KubernetesOptions(image="i:1", kind="pytorchjob"))
     )
     assert document["apiVersion"] == "kubeflow.org/v1"
     words = pod_of(document)["containers"][0]["command"]
@@ -212,22 +230,23 @@ def test_a_pytorchjob_has_its_operator_say_where_pods_meet() -> None:
 
 
 def test_kubernetes_fills_in_nothing_that_the_user_wrote() -> None:
-    text = manifest(OWN, KubernetesOptions(image="i:1"))
+    text = render_manifest(OWN, KubernetesOptions(image="i:1"))
     spec = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert spec["containers"][0]["command"][-3:] == ["--no-python", "./mine", "$$(ls)"]
 
 
 @pytest.mark.parametrize("name", ["-", "9lives", "a" * 50])
 def test_names_that_kubernetes_refuses_are_refused(name: str) -> None:
-    start = Start(name="x", command=("y",), shape=OWN.shape)
+    start = LaunchSpec(name="x", command=("y",), node_shape=OWN.node_shape)
     with pytest.raises(InputError, match=r"is no name|no name of a job"):
-        manifest(
-            Start(name=name, command=start.command, shape=start.shape), KubernetesOptions(image="i")
+        render_manifest(
+            LaunchSpec(name=name, command=start.command, node_shape=start.node_shape),
+            KubernetesOptions(image="i"),
         )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"image": ""}, {"memory": "much"}, {"claims": ("data",)}, {"kind": "pod"}]
+    "changes", [{"image": ""}, {"memory": "much"}, {"volume_claims": ("data",)}, {"kind": "pod"}]
 )
 def test_options_that_kubernetes_would_refuse_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError):
@@ -235,8 +254,8 @@ def test_options_that_kubernetes_would_refuse_are_refused(changes: dict[str, Any
 
 
 @pytest.mark.parametrize("start", [TWO_NODES, OWN], ids=["gpus", "cpus"])
-def test_a_ray_driver_is_a_program_with_the_jobs_figures(start: Start) -> None:
-    tree = ast.parse(driver(start, RayOptions(address="ray://head:10001")))
+def test_a_ray_driver_is_a_program_with_the_jobs_figures(start: LaunchSpec) -> None:
+    tree = ast.parse(render_driver(start, RayOptions(address="ray://head:10001")))
     compile(tree, "driver.py", "exec")
     values = {
         target.id: ast.literal_eval(node.value)
@@ -248,4 +267,4 @@ def test_a_ray_driver_is_a_program_with_the_jobs_figures(start: Start) -> None:
     assert values["ADDRESS"] == "ray://head:10001"
     assert values["GPUS_PER_NODE"] == (8 if start is TWO_NODES else 0)
     assert values["PROGRAM"] == list(start.module or ("--no-python", *start.command))
-    assert start.variables.items() <= values["VARIABLES"].items()
+    assert start.environment.items() <= values["VARIABLES"].items()

@@ -11,15 +11,24 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.cli.verify import updates_for
+from meshwright.cli.parity.command import make_optimizer_factory
 from meshwright.errors import InputError
-from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.parallel.verify.compare import Baseline, Deviation, deviations, rows_of
-from meshwright.run.parallel.verify.fit import problems_of
-from meshwright.run.parallel.verify.shrink import shrink
-from meshwright.run.parallel.verify.step import Asked, run_step
-from meshwright.run.parallel.verify.tolerances import KINDS, ROUNDING, sent_elsewhere
-from meshwright.run.parallel.verify.verify import baseline, multiple_of
+from meshwright.run.parallel.compatibility import find_verify_problems
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
+from meshwright.run.parallel.verify.deviation import (
+    BaselineStep,
+    Deviation,
+    count_expert_rows,
+    list_deviations,
+)
+from meshwright.run.parallel.verify.layout_verification import get_width_multiple, run_baseline
+from meshwright.run.parallel.verify.shrunk_model import shrink_model
+from meshwright.run.parallel.verify.tolerances import (
+    ROUNDING_ERRORS,
+    TENSOR_KINDS,
+    compute_rerouting_error,
+)
+from meshwright.run.parallel.verify.verification_step import VerifyCase, run_verify_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 
@@ -54,17 +63,19 @@ AXES: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def cases(precision: str) -> Iterator[tuple[str, str, Asked, Layout]]:
+def cases(precision: str) -> Iterator[tuple[str, str, VerifyCase, Layout]]:
     """Yield every axis under every model that has it, with the small model."""
     for name in MODELS:
         for axis, layouts in AXES.items():
             for fields in layouts:
                 layout = Layout(precision=precision, **fields)  # type: ignore[arg-type]
-                model = catalog.model(name)
-                if problems_of(model, layout, sequence=32, sequences=8):
+                model = catalog.get_model(name)
+                if find_verify_problems(model, layout, sequence_length=32, global_batch=8):
                     continue
-                small = shrink(model, [layout], sequence=32, multiple=multiple_of(precision))
-                asked = Asked(small.model, 8, 32, 0, updates_for(small.model))
+                small = shrink_model(
+                    model, [layout], sequence_length=32, multiple=get_width_multiple(precision)
+                )
+                asked = VerifyCase(small.model, 8, 32, 0, make_optimizer_factory(small.model))
                 yield axis, f"{name} {fields}", asked, small.layouts[0]
 
 
@@ -74,27 +85,29 @@ def on_ranks(told: bytes) -> list[list[Deviation]]:
 
     found = []
     for asked, layout, base in pickle.loads(told):
-        mine = run_step(asked, layout)
-        found.append(deviations(asked.model, layout, dist.get_rank(), mine, base))
+        mine = run_verify_step(asked, layout)
+        found.append(list_deviations(asked.model, layout, dist.get_rank(), mine, base))
     return found
 
 
-def size_of(one: Deviation, asked: Asked, precision: str) -> float:
+def size_of(one: Deviation, asked: VerifyCase, precision: str) -> float:
     """Return an error, in 16 bits as a multiple of one device's."""
     if precision == "fp32":
         return one.error
-    rows = rows_of(asked.model, one.kind, one.name, asked.sequences * asked.length)
-    if one.error <= sent_elsewhere(one.kind, precision, rows):
+    rows = count_expert_rows(
+        asked.model, one.kind, one.name, asked.global_batch * asked.sequence_length
+    )
+    if one.error <= compute_rerouting_error(one.kind, precision, rows):
         return 0.0
-    return one.error / max(one.alone, ROUNDING[precision])
+    return one.error / max(one.baseline_error, ROUNDING_ERRORS[precision])
 
 
 def main(precision: str) -> None:
     """Print the tables."""
-    by_ranks: dict[int, list[tuple[str, str, Asked, Layout]]] = {}
+    by_ranks: dict[int, list[tuple[str, str, VerifyCase, Layout]]] = {}
     for case in cases(precision):
         by_ranks.setdefault(case[3].gpus, []).append(case)
-    known: dict[object, Baseline] = {}
+    known: dict[object, BaselineStep] = {}
     worst: dict[tuple[str, str], tuple[float, str, Deviation]] = {}
     for ranks, every in by_ranks.items():
         told, some = [], []
@@ -102,20 +115,20 @@ def main(precision: str) -> None:
             _, name, asked, layout = case
             if asked.model not in known:
                 try:
-                    known[asked.model] = baseline(asked, precision)  # type: ignore[arg-type]
+                    known[asked.model] = run_baseline(asked, precision)  # type: ignore[arg-type]
                 except InputError as error:
                     print(f"left out: {name}: {error}")
                     continue
             told.append((asked, layout, known[asked.model]))
             some.append(case)
-        by_rank = launch(ranks, on_ranks, pickle.dumps(told), timeout_s=900)
+        by_rank = spawn_ranks(ranks, on_ranks, pickle.dumps(told), timeout_s=900)
         for number, (axis, name, asked, _) in enumerate(some):
             for one in (each for lists in by_rank for each in lists[number]):
                 size, key = size_of(one, asked, precision), (axis, one.kind)
                 if key not in worst or not size <= worst[key][0]:
                     worst[key] = (size, name, one)
     for axis in AXES:
-        for kind in KINDS:
+        for kind in TENSOR_KINDS:
             if (axis, kind) in worst:
                 size, name, one = worst[axis, kind]
                 print(f"{axis:13} {kind:11} {size:9.2e}  {one.name}, rank {one.rank}, {name}")

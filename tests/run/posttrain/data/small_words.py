@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from meshwright.run.serve.model.words import Words
+from meshwright.run.serve.tokenizer.tokenizer import Tokenizer
 
 CHATML = """
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}
@@ -42,10 +42,12 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def words_of(template: str = CHATML) -> Words:
+def words_of(template: str = CHATML) -> Tokenizer:
     """Return words whose answers end with `<|im_end|>`."""
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    return Words(_tokenizer(), ends=(2,), special=special, template=template)
+    return Tokenizer(
+        _tokenizer(), eos_token_ids=(2,), special_tokens=special, chat_template=template
+    )
 
 
 def chat(*contents: str) -> dict[str, Any]:

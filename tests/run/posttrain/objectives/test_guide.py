@@ -16,6 +16,6 @@ def test_the_guide_runs() -> None:
     names: dict[str, Any] = {}
     exec(compile(block, str(GUIDE), "exec"), names)
     assert names["step"].tokens == 9
-    assert names["figures"]["logp_gap_max"] == pytest.approx(0.01, abs=1e-6)
+    assert names["figures"]["logprob_gap_max"] == pytest.approx(0.01, abs=1e-6)
     assert f'# "{names["words"]}"' in block
     assert names["table"].grad is not None

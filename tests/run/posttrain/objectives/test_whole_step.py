@@ -13,15 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.run.posttrain.objectives import (
-    averaging,
-    divergence,
-    mismatch,
-    policy,
-    preference,
-    returns,
+    importance_correction,
+    kl_penalty,
+    loss_weights,
+    policy_loss,
+    preference_loss,
+    token_advantages,
 )
-from meshwright.run.posttrain.objectives.averaging import Averaging, Totals
-from meshwright.run.posttrain.objectives.tokens import Tokens, packed, padded
+from meshwright.run.posttrain.objectives.choices import CorrectionLevel, LossAggregation
+from meshwright.run.posttrain.objectives.loss_weights import StepTotals
+from meshwright.run.posttrain.objectives.masked_tokens import (
+    MaskedTokens,
+    packed_tokens,
+    padded_tokens,
+)
 
 CONTEXTS, WORDS, LONGEST = 7, 5, 9
 
@@ -75,7 +80,7 @@ def steps(draw: st.DrawFn) -> tuple[list[Answer], Cut]:
 class Lot(NamedTuple):
     """A microbatch."""
 
-    tokens: Tokens
+    tokens: MaskedTokens
     context: torch.Tensor
     word: torch.Tensor
     old: torch.Tensor
@@ -93,7 +98,9 @@ def lot(answers: list[Answer], *, packs: bool) -> Lot:
         return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=rubbish)
 
     mask = laid([each.mask for each in answers], 0.0)
-    tokens = packed(mask, [len(each.mask) for each in answers]) if packs else padded(mask)
+    tokens = (
+        packed_tokens(mask, [len(each.mask) for each in answers]) if packs else padded_tokens(mask)
+    )
     bad = float("nan")
     advantage = torch.tensor([each.advantage for each in answers], dtype=torch.float64)
     return Lot(
@@ -103,7 +110,7 @@ def lot(answers: list[Answer], *, packs: bool) -> Lot:
         laid([each.old for each in answers], bad),
         laid([each.sampled for each in answers], bad),
         laid([each.reference for each in answers], bad),
-        tokens.spread(advantage),
+        tokens.broadcast_to_tokens(advantage),
     )
 
 
@@ -122,34 +129,41 @@ def of_policy(kind: str) -> Losses:
     def losses(logp: torch.Tensor, part: Lot) -> torch.Tensor:
         given_ = (logp, part.old, part.advantage, part.tokens)
         if kind == "cispo":
-            return policy.cispo(*given_, high=0.5).losses
+            return policy_loss.cispo_loss(*given_, clip_ratio_high=0.5).losses
         if kind == "reinforce":
-            return policy.reinforce(logp, part.advantage, part.tokens).losses
-        level: policy.Level = "sequence" if kind == "gspo" else "token"
-        found = policy.clipped(*given_, high=0.28, level=level, most=3.0)
+            return policy_loss.reinforce_loss(logp, part.advantage, part.tokens).losses
+        level: policy_loss.RatioLevel = "sequence" if kind == "gspo" else "token"
+        found = policy_loss.ppo_clip_loss(*given_, clip_ratio_high=0.28, level=level, most=3.0)
         if kind != "ppo and kl":
             return found.losses
-        ratio = policy.log_ratio(logp, part.old, part.tokens).exp()
-        clean = part.tokens.clean
+        ratio = policy_loss.log_ratio(logp, part.old, part.tokens).exp()
+        clean = part.tokens.zero_masked
         both = (clean(logp), clean(part.reference))
-        return found.losses + divergence.in_loss(*both, strength=0.1, kind="k3", ratio=ratio)
+        return found.losses + kl_penalty.kl_loss(*both, strength=0.1, kind="k3", ratio=ratio)
 
     return losses
 
 
 def step(
-    parts: list[Lot], losses: Losses, mode: Averaging, span: mismatch.Span
+    parts: list[Lot],
+    losses: Losses,
+    mode: LossAggregation,
+    span: CorrectionLevel,
 ) -> tuple[float, torch.Tensor]:
     """Return loss and gradient of a table of logits, summed over microbatches."""
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(CONTEXTS, WORDS, generator=generator, dtype=torch.float64).requires_grad_()
-    of = sum((averaging.totals([part.tokens]) for part in parts), Totals(0, 0))
+    of = sum((loss_weights.sum_step_totals([part.tokens]) for part in parts), StepTotals(0, 0))
     total = 0.0
     for part in parts:
         logp = table.log_softmax(-1)[part.context, part.word]
-        weight = averaging.weights(part.tokens, of, mode, longest=LONGEST, dtype=torch.float64)
-        weight = weight * mismatch.truncated(part.old, part.sampled, part.tokens, span=span)
-        loss = averaging.weighted_sum(losses(logp, part), weight)
+        weight = loss_weights.compute_token_weights(
+            part.tokens, of, mode, longest=LONGEST, dtype=torch.float64
+        )
+        weight = weight * importance_correction.truncated_importance_weights(
+            part.old, part.sampled, part.tokens, span=span
+        )
+        loss = loss_weights.weighted_sum(losses(logp, part), weight)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     assert table.grad is not None
@@ -164,7 +178,10 @@ def step(
     st.sampled_from(["token", "sequence", "mean"]),
 )
 def test_policy_losses_add_up(
-    kind: str, drawn: tuple[list[Answer], Cut], mode: Averaging, span: mismatch.Span
+    kind: str,
+    drawn: tuple[list[Answer], Cut],
+    mode: LossAggregation,
+    span: CorrectionLevel,
 ) -> None:
     answers, cut = drawn
     loss, slope = step([lot(answers, packs=False)], of_policy(kind), mode, span)
@@ -175,13 +192,17 @@ def test_policy_losses_add_up(
 
 @given(steps(), st.sampled_from(["token", "sequence", "constant"]))
 def test_weights_of_a_step_add_up_to_its_meaning(
-    drawn: tuple[list[Answer], Cut], mode: Averaging
+    drawn: tuple[list[Answer], Cut], mode: LossAggregation
 ) -> None:
     answers, cut = drawn
     parts = lots(answers, cut)
-    of = averaging.totals(part.tokens for part in parts)
+    of = loss_weights.sum_step_totals(part.tokens for part in parts)
     found = sum(
-        averaging.weights(part.tokens, of, mode, longest=LONGEST, dtype=torch.float64).sum().item()
+        loss_weights.compute_token_weights(
+            part.tokens, of, mode, longest=LONGEST, dtype=torch.float64
+        )
+        .sum()
+        .item()
         for part in parts
     )
     counts = [int(each.mask.sum()) for each in answers]
@@ -198,19 +219,19 @@ def test_weights_of_a_step_add_up_to_its_meaning(
 def test_preferences_and_whitening_add_up(drawn: tuple[list[Answer], Cut]) -> None:
     answers, cut = drawn
 
-    def kto(parts: list[Lot]) -> tuple[float, torch.Tensor, returns.Moments]:
+    def kto(parts: list[Lot]) -> tuple[float, torch.Tensor, token_advantages.WhiteningMoments]:
         table = torch.zeros(CONTEXTS, WORDS, dtype=torch.float64).requires_grad_()
-        of = averaging.totals(part.tokens for part in parts)
-        total, seen = 0.0, returns.Moments(0, 0, 0)
+        of = loss_weights.sum_step_totals(part.tokens for part in parts)
+        total, seen = 0.0, token_advantages.WhiteningMoments(0, 0, 0)
         for part in parts:
             logp = table.log_softmax(-1)[part.context, part.word]
-            gain = part.tokens.sums(logp - part.reference)
+            gain = part.tokens.sum_per_sequence(logp - part.reference)
             # Of the same answer in every layout: its advantage says whether it is wanted.
-            mean = part.tokens.means(part.advantage)
-            loss = preference.kto(gain, mean > 0, baseline=0.3).sum() / of.sequences
+            mean = part.tokens.mean_per_sequence(part.advantage)
+            loss = preference_loss.kto_loss(gain, mean > 0, baseline=0.3).sum() / of.sequences
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            seen += returns.moments(part.old, part.tokens)
+            seen += token_advantages.compute_whitening_stats(part.old, part.tokens)
         assert table.grad is not None
         return total, table.grad, seen
 
@@ -219,8 +240,8 @@ def test_preferences_and_whitening_add_up(drawn: tuple[list[Answer], Cut]) -> No
     assert again == pytest.approx(loss, abs=1e-9)
     torch.testing.assert_close(other, slope, atol=1e-9, rtol=0)
     assert also.count == seen.count
-    assert also.total == pytest.approx(seen.total)
-    assert also.square == pytest.approx(seen.square)
+    assert also.sum == pytest.approx(seen.sum)
+    assert also.sum_of_squares == pytest.approx(seen.sum_of_squares)
 
 
 def _next(sums: Iterator[torch.Tensor], _: torch.Tensor) -> torch.Tensor:
@@ -241,7 +262,7 @@ def test_sequences_shared_between_two_ranks_add_up(
     sides = [slice(0, min(at, width)), slice(min(at, width), width)]
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(CONTEXTS, WORDS, generator=generator, dtype=torch.float64).requires_grad_()
-    of = averaging.totals([whole.tokens])
+    of = loss_weights.sum_step_totals([whole.tokens])
     total = 0.0
     logp = table.log_softmax(-1)[whole.context, whole.word]
     # Each rank meets the sums of whole sequences, in the order in which the functions ask.
@@ -252,21 +273,27 @@ def test_sequences_shared_between_two_ranks_add_up(
         return value
 
     def run(part: Lot, logp_part: torch.Tensor) -> torch.Tensor:
-        weight = averaging.weights(part.tokens, of, "sequence", dtype=torch.float64)
-        weight = weight * mismatch.truncated(part.old, part.sampled, part.tokens, span="mean")
-        return averaging.weighted_sum(of_policy(kind)(logp_part, part), weight)
+        weight = loss_weights.compute_token_weights(
+            part.tokens, of, "sequence", dtype=torch.float64
+        )
+        weight = weight * importance_correction.truncated_importance_weights(
+            part.old, part.sampled, part.tokens, span="mean"
+        )
+        return loss_weights.weighted_sum(of_policy(kind)(logp_part, part), weight)
 
     with torch.no_grad():
         tokens = whole.tokens
         run(
-            whole._replace(tokens=Tokens(tokens.mask, tokens.sequence, len(answers), remember)),
+            whole._replace(
+                tokens=MaskedTokens(tokens.mask, tokens.sequence_ids, len(answers), remember)
+            ),
             logp,
         )
     for side in sides:
         sums = iter(asked)
-        tokens = Tokens(
+        tokens = MaskedTokens(
             whole.tokens.mask[:, side],
-            whole.tokens.sequence[:, side],
+            whole.tokens.sequence_ids[:, side],
             len(answers),
             partial(_next, sums),
         )

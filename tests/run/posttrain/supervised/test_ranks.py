@@ -16,16 +16,16 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from meshwright.run.nn.fp8 import use_precision
-from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.nn.linear.fp8_conversion import apply_precision
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.parallel.shards import Shard
-from meshwright.run.posttrain.supervised import open_recipe, read_recipe
-from meshwright.run.posttrain.supervised.examples import numbers_of
-from meshwright.run.posttrain.supervised.export import export_recipe
-from meshwright.run.train.evaluate import held_out_loss
+from meshwright.run.parallel.zero.bucket_shard import BucketShard
+from meshwright.run.posttrain.supervised import open_recipe, parse_recipe
+from meshwright.run.posttrain.supervised.example_index import list_example_ids
+from meshwright.run.posttrain.supervised.recipe_export import export_recipe
+from meshwright.run.train.evaluation import compute_eval_loss
 from meshwright.run.train.loop import train
-from meshwright.run.train.run_folder import write_config
+from meshwright.run.train.run_folder.run_folder import write_config
 from meshwright.run.train.trainer import Trainer
 from tests.run.posttrain.supervised.tiny import (
     LENGTH,
@@ -41,9 +41,9 @@ from tests.run.posttrain.supervised.tiny import (
 )
 from tests.run.train.tiny import rows_of
 
-WHOLE = ("sft", "dpo", "ipo", "kto", "reward", "distil")
+WHOLE = ("sft", "dpo", "ipo", "kto", "reward", "distillation")
 """Recipes that train every weight."""
-BESIDE = ("lora", "dora", "dpo+", "ipo+", "kto+", "reward+", "distil+")
+BESIDE = ("lora", "dora", "dpo+", "ipo+", "kto+", "reward+", "distillation+")
 """Recipes that train an adapter; with `~` it leaves out inputs by chance."""
 
 
@@ -80,14 +80,17 @@ CELLS = {
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(
         (kind, {"dp": 2, "zero": zero}, {"rank": 4}, "layout.zero")
-        for kind in ("lora", "dora", "dpo", "ipo", "kto", "reward", "distil")
+        for kind in ("lora", "dora", "dpo", "ipo", "kto", "reward", "distillation")
         for zero in (1, 2)
     ),
     ("lora", {"tp": 2, "sequence_parallel": True, "overlap_tp": True}, {"rank": 4},
      "layout.overlap_tp"),
     ("lora", {"pp": 2}, {"rank": 4, "dropout": 0.1}, "adapter.dropout"),
     ("dora", {"cp": 2}, {"rank": 4, "dropout": 0.1}, "adapter.dropout"),
-    ("lora", {"pp": 2}, {"rank": 4, "targets": r".*\.0\..*q_proj"}, "adapter.targets"),
+    (
+        "lora", {"pp": 2}, {"rank": 4, "target_modules": r".*\.0\..*q_proj"},
+        "adapter.target_modules",
+    ),
     ("lora", {"tp": 2, "optimizer": "muon"}, {"rank": 4}, "layout.optimizer"),
     ("lora", {"precision": "fp16"}, {"rank": 4}, "layout.precision"),
 ]  # fmt: skip
@@ -106,19 +109,21 @@ def data_of(name: str, folder: Path, layout: dict[str, Any] | None = None) -> di
 
 def figures(data: dict[str, Any], folder: Path) -> list[float]:
     """Train some steps and evaluate."""
-    task, job = open_recipe(read_recipe(data))
+    task, job = open_recipe(parse_recipe(data))
     mesh = Mesh(job.layout) if job.layout.gpus > 1 else None
     trainer, found = Trainer(job, folder, mesh, task=task), []
     for step in range(3):
-        losses = trainer.step.gradients(trainer.batches.at(step))
-        report = trainer.step.update(losses, step).update
-        found += [float(losses.mean), float(report.norm), float(losses.tokens)]
-        seen = [float(one) for one in losses.figures.values()]
+        losses = trainer.train_step.forward_backward(trainer.train_dataset.get_batch(step))
+        report = trainer.train_step.update(losses, step).optimizer_report
+        found += [float(losses.mean_loss), float(report.grad_norm), float(losses.tokens)]
+        seen = [float(one) for one in losses.metrics.values()]
         found += seen if step else []  # all gain nought at first, but for rounding
-    assert trainer.held_out is not None
-    held = held_out_loss(trainer.step, trainer.held_out, sequences=5, device=torch.device("cpu"))
+    assert trainer.eval_dataset is not None
+    held = compute_eval_loss(
+        trainer.train_step, trainer.eval_dataset, sequences=5, device=torch.device("cpu")
+    )
     trainer.close()
-    return [*found, held, *(float(one) for one in trainer.learner.figures().values())]
+    return [*found, held, *(float(one) for one in trainer.objective.pop_metrics().values())]
 
 
 def all_figures(recipes: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[float]]:
@@ -139,7 +144,7 @@ def test_ranks_come_to_the_figures_of_one_device(
 ) -> None:
     ranks, layout, recipes = CELLS[name]
     given = {each: data_of(each, tmp_path, layout) for each in recipes}
-    for found in launch(ranks, all_figures, given, tmp_path / "runs", timeout_s=600):
+    for found in spawn_ranks(ranks, all_figures, given, tmp_path / "runs", timeout_s=600):
         for each in recipes:
             assert found[each] == pytest.approx(alone[each], rel=2e-4, abs=2e-5), each
 
@@ -149,7 +154,7 @@ def most_held(data: dict[str, Any], folder: Path) -> tuple[int, int, int]:
 
     Of the second and third, what a rank keeps as its part is left out.
     """
-    task, job = open_recipe(read_recipe(data))
+    task, job = open_recipe(parse_recipe(data))
     trainer, held = Trainer(job, folder, Mesh(job.layout), task=task), [0]
     weights = [one for one in trainer.decoder.parameters() if not one.requires_grad]
     every = sum(one.numel() * one.element_size() for one in weights)
@@ -158,12 +163,12 @@ def most_held(data: dict[str, Any], folder: Path) -> tuple[int, int, int]:
         storages = (one.untyped_storage() for one in weights)
         return sum({one._cdata: one.nbytes() for one in storages}.values())
 
-    def counted(shard: Shard, whole: Any = Shard.whole) -> None:
+    def counted(shard: BucketShard, whole: Any = BucketShard.wait_for_unshard) -> None:
         whole(shard)
         held.append(here())
 
-    with mock.patch.object(Shard, "whole", counted):
-        trainer.step(trainer.batches.at(0), 0)
+    with mock.patch.object(BucketShard, "wait_for_unshard", counted):
+        trainer.train_step(trainer.train_dataset.get_batch(0), 0)
     trainer.close()
     return every, max(held), here()
 
@@ -171,8 +176,8 @@ def most_held(data: dict[str, Any], folder: Path) -> tuple[int, int, int]:
 @pytest.mark.slow
 def test_frozen_weights_are_whole_only_while_they_are_used(tmp_path: Path) -> None:
     layout = {"dp": 2, "zero": 3}
-    data = data_of("lora", tmp_path, layout) | {"start_from": str(model_folder(deep))}
-    for every, most, after in launch(2, most_held, data, tmp_path / "run"):
+    data = data_of("lora", tmp_path, layout) | {"initial_load_path": str(model_folder(deep))}
+    for every, most, after in spawn_ranks(2, most_held, data, tmp_path / "run"):
         assert after == 0
         # The head, and of eight layers the last, the one at work and one on its way.
         assert 0 < most < 0.6 * every
@@ -183,20 +188,23 @@ def test_frozen_weights_are_whole_only_while_they_are_used(tmp_path: Path) -> No
 def test_models_of_experts_come_to_the_figures_of_one_device(
     layout: dict[str, Any], tmp_path: Path
 ) -> None:
-    recipes, base = ("lora", "dpo", "kto+"), {"start_from": str(model_folder(sparse))}
+    recipes, base = ("lora", "dpo", "kto+"), {"initial_load_path": str(model_folder(sparse))}
     one = all_figures({name: data_of(name, tmp_path) | base for name in recipes}, tmp_path / "one")
     given = {name: data_of(name, tmp_path, layout) | base for name in recipes}
-    for found in launch(2, all_figures, given, tmp_path / "runs", timeout_s=600):
+    for found in spawn_ranks(2, all_figures, given, tmp_path / "runs", timeout_s=600):
         for name in recipes:
             assert found[name] == pytest.approx(one[name], rel=2e-4, abs=2e-4), name
 
 
 def runs_before_steps(data: dict[str, Any], replica: int) -> list[int]:
     """Return how many rows one of two replicas goes through before each step of KTO."""
-    task, job = open_recipe(read_recipe(data))
-    batches = task.batches(job, rank=replica, world=2)
-    strangers = [[task.strange[n] for n in numbers_of(batches.at(step))] for step in range(3)]
-    return [len(list(task.examples.rows(numbers, LENGTH))) for numbers in strangers]
+    task, job = open_recipe(parse_recipe(data))
+    batches = task.train_dataset(job, rank=replica, world=2)
+    strangers = [
+        [task.mismatched_ids[n] for n in list_example_ids(batches.get_batch(step))]
+        for step in range(3)
+    ]
+    return [len(list(task.example_index.group_by_tokens(numbers, LENGTH))) for numbers in strangers]
 
 
 @pytest.mark.parametrize(
@@ -212,13 +220,15 @@ def test_replicas_whose_answers_differ_in_length_meet_in_every_forward_pass(
     ranks: int, layout: dict[str, Any], model: Any, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "uneven.jsonl", uneven_verdicts())
-    more = {"start_from": str(model_folder(model)), "data": {"sources": [str(source)],
-            "validation": 0.1}}  # fmt: skip
+    more = {"initial_load_path": str(model_folder(model)), "data": {"sources": [str(source)],
+            "validation_fraction": 0.1}}  # fmt: skip
     alone = data_of("kto", tmp_path) | more
     first, second = (runs_before_steps(alone, replica) for replica in range(2))
     assert first[0] > second[0] + 1
     wanted = figures(alone, tmp_path / "alone")
-    for found in launch(ranks, figures, data_of("kto", tmp_path, layout) | more, tmp_path / "runs"):
+    for found in spawn_ranks(
+        ranks, figures, data_of("kto", tmp_path, layout) | more, tmp_path / "runs"
+    ):
         assert found == pytest.approx(wanted, rel=2e-4, abs=2e-5)
 
 
@@ -232,10 +242,10 @@ def test_narrower_formats_come_near_float32(
     given, spread = ({name: data_of(name, tmp_path, each) for name in recipes} for each in layouts)
     for data in (*given.values(), *spread.values()):
         data["optimizer"] |= {
-            "loss_scale": {"first": 1.0}
+            "grad_scaler": {"init_scale": 1.0}
         }  # gradients of so small a model are large
     one = small_products_too(given, tmp_path / "one")
-    ranks = launch(2, small_products_too, spread, tmp_path / "ranks", timeout_s=600)
+    ranks = spawn_ranks(2, small_products_too, spread, tmp_path / "ranks", timeout_s=600)
     for name in recipes:
         for found in (one, *ranks):  # loss and gradients of the first step
             assert found[name][:2] == pytest.approx(alone[name][:2], rel=4e-2), name
@@ -243,7 +253,7 @@ def test_narrower_formats_come_near_float32(
 
 def small_products_too(recipes: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[float]]:
     """Train with products in fp8 that are too small to gain by it."""
-    with mock.patch.dict(use_precision.__kwdefaults__, {"smallest": 0}):
+    with mock.patch.dict(apply_precision.__kwdefaults__, {"smallest": 0}):
         return all_figures(recipes, folder)
 
 
@@ -253,35 +263,35 @@ def test_what_cannot_run_is_refused_at_once(
 ) -> None:
     source = write(tmp_path / "records.jsonl", RECORDS.get(kind, chats)())
     changes = {"layout": layout} | ({"adapter": adapter} if adapter else {})
-    job = read_recipe(recipe_data(kind, source, changes))
+    job = parse_recipe(recipe_data(kind, source, changes))
     found = {problem.where: problem for problem in job.check()}
     assert list(found) == [where]
     assert found[where].fix
 
 
 def test_a_gguf_file_is_refused_where_ranks_share_the_model(tmp_path: Path) -> None:
-    task, job = open_recipe(read_recipe(data_of("sft", tmp_path)))
+    task, job = open_recipe(parse_recipe(data_of("sft", tmp_path)))
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(60))
-    given: dict[str, Any] = {"start_from": str(tmp_path / "m.gguf")}
+    given: dict[str, Any] = {"initial_load_path": str(tmp_path / "m.gguf")}
     alone = replace(job, **given)
     assert task.problems(alone) == []
     shared = replace(job, layout=replace(job.layout, tp=2), **given)
-    assert [problem.where for problem in task.problems(shared)] == ["start_from"]
+    assert [problem.where for problem in task.problems(shared)] == ["initial_load_path"]
 
 
 def begun(data: dict[str, Any], folder: Path) -> None:
     """Train two steps and save; then end as a finished run does."""
     folder.mkdir(parents=True, exist_ok=True)
-    task, job = open_recipe(read_recipe(data))
+    task, job = open_recipe(parse_recipe(data))
     mesh = Mesh(job.layout) if job.layout.gpus > 1 else None
     trainer = Trainer(job, folder, mesh, task=task)
     for step in range(2):
-        trainer.step(trainer.batches.at(step), step)
+        trainer.train_step(trainer.train_dataset.get_batch(step), step)
         trainer.step_number = step + 1
     trainer.save()
-    if trainer.first:
+    if trainer.is_rank_zero:
         write_config(job, folder)
-    trainer.learner.ended(folder, speaks=trainer.first)
+    trainer.objective.save_final(folder, speaks=trainer.is_rank_zero)
     trainer.close()
 
 
@@ -294,7 +304,7 @@ def all_begun(recipes: dict[str, dict[str, Any]], folder: Path) -> None:
 def test_what_ranks_learnt_is_written_whole_and_goes_on_elsewhere(tmp_path: Path) -> None:
     layout, recipes = {"tp": 2, "pp": 2}, ("dora", "reward+", "kto")
     given = {name: data_of(name, tmp_path, layout) for name in recipes}
-    launch(4, all_begun, given, tmp_path / "ranks", timeout_s=600)
+    spawn_ranks(4, all_begun, given, tmp_path / "ranks", timeout_s=600)
     all_begun({name: data_of(name, tmp_path) for name in recipes}, tmp_path / "alone")
     for name in ("dora", "reward+"):
         ranks, alone = tmp_path / "ranks" / name, tmp_path / "alone" / name
@@ -312,9 +322,9 @@ def test_what_ranks_learnt_is_written_whole_and_goes_on_elsewhere(tmp_path: Path
             for key, value in other.items():
                 torch.testing.assert_close(one[key], value, rtol=1e-3, atol=2e-5)
     for name in recipes:  # one device goes on where four ranks stopped
-        task, job = open_recipe(read_recipe(data_of(name, tmp_path)))
-        given_on: dict[str, Any] = {"task": task, "environment": {}, "until": 4}
-        with pytest.warns(UserWarning, match="another layout"):
+        task, job = open_recipe(parse_recipe(data_of(name, tmp_path)))
+        given_on: dict[str, Any] = {"task": task, "environment": {}, "stop_at_step": 4}
+        with pytest.warns(UserWarning, match="a different layout"):
             train(job, tmp_path / "ranks" / name, **given_on)
         train(job, tmp_path / "alone" / name, **given_on)
         mine, wanted = rows_of(tmp_path / "ranks" / name), rows_of(tmp_path / "alone" / name)

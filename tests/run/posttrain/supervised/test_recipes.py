@@ -11,7 +11,7 @@ pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 import torch
 
-from meshwright.run.nn.huggingface import load
+from meshwright.run.nn.huggingface import load_hf_checkpoint
 from meshwright.run.posttrain.supervised import open_recipe
 from tests.run.posttrain.supervised.tiny import model_folder, recipe_job, sparse, trained
 from tests.run.train.tiny import bytes_saved, rows_of
@@ -28,16 +28,16 @@ def test_answers_are_learnt(kind: str, tmp_path: Path) -> None:
     outcome = trained(recipe_job(kind, tmp_path), tmp_path / "run")
     first, last = ends(tmp_path / "run", "loss")
     assert last < first / 2
-    assert outcome.held_out_loss is not None
-    assert outcome.held_out_loss < first / 2
+    assert outcome.eval_loss is not None
+    assert outcome.eval_loss < first / 2
 
 
 def test_an_adapter_learns_beside_weights_in_bf16(tmp_path: Path) -> None:
-    changes = {"layout": {"precision": "bf16"}, "evaluation": {"every_steps": 10}}
+    changes = {"layout": {"precision": "bf16"}, "eval": {"every_steps": 10}}
     trained(recipe_job("lora", tmp_path, changes), tmp_path / "run")
     first, last = ends(tmp_path / "run", "loss")
     assert last < first / 2
-    held = rows_of(tmp_path / "run", "held_out_loss")
+    held = rows_of(tmp_path / "run", "eval_loss")
     assert list(held) == [10, 20, 30, 36]
     assert held[36] < held[10]
 
@@ -57,7 +57,7 @@ def test_chosen_answers_become_likelier_than_rejected_ones(
     assert losses[0] == pytest.approx(first, rel=1e-3)
     assert margins[1] > 0.3
     assert losses[1] < losses[0]
-    assert ends(run, "held_out_accuracy")[1] == 1.0
+    assert ends(run, "eval_accuracy")[1] == 1.0
 
 
 def test_wanted_answers_become_likelier_than_unwanted_ones(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_wanted_answers_become_likelier_than_unwanted_ones(tmp_path: Path) -> No
     assert ends(run, "margin")[0] == pytest.approx(0, abs=1e-4)
     assert ends(run, "loss")[0] == pytest.approx(0.5, rel=1e-3)
     assert ends(run, "margin")[1] > 0.1
-    assert ends(run, "held_out_margin")[1] > 0.1
+    assert ends(run, "eval_margin")[1] > 0.1
 
 
 @pytest.mark.parametrize("adapter", [None, {"rank": 4}], ids=["whole", "adapter"])
@@ -79,7 +79,7 @@ def test_a_reward_model_tells_held_out_answers_apart(
         recipe_job("reward", tmp_path, changes | ({"adapter": adapter} if adapter else {})), run
     )
     assert ends(run, "loss")[0] == pytest.approx(math.log(2))
-    assert ends(run, "held_out_accuracy")[1] == 1.0
+    assert ends(run, "eval_accuracy")[1] == 1.0
     assert ends(run, "margin")[1] > 1
 
 
@@ -98,10 +98,10 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(
 ) -> None:
     job = recipe_job(kind, tmp_path, {"epochs": 1.0, **changes})
     trained(job, tmp_path / "whole")
-    trained(job, tmp_path / "parts", until=2)
+    trained(job, tmp_path / "parts", stop_at_step=2)
     (tmp_path / "parts" / "reference.safetensors").unlink(missing_ok=True)  # it is found anew
     outcome = trained(job, tmp_path / "parts")
-    assert outcome.resumed_at == 2
+    assert outcome.resumed_at_step == 2
     assert bytes_saved(tmp_path / "parts") == bytes_saved(tmp_path / "whole")
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 
@@ -113,28 +113,31 @@ def test_microbatches_do_not_change_a_step(kind: str, tmp_path: Path) -> None:
     for size in (1, 4):
         changes = {"layout": {"microbatch": size}, "workload": {"global_batch": 4}, "epochs": 1.0}
         run = tmp_path / f"of-{size}"
-        trained(recipe_job(kind, tmp_path, changes), run, until=3)
+        trained(recipe_job(kind, tmp_path, changes), run, stop_at_step=3)
         losses.append(list(rows_of(run).values()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_examples_that_go_on_in_another_sequence_are_learnt_too(tmp_path: Path) -> None:
-    changes = {"workload": {"sequence_length": 16}, "chats": {"too_long": "split"}}
+    changes = {"workload": {"sequence_length": 16}, "chats": {"length_policy": "split"}}
     trained(recipe_job("sft", tmp_path, changes), tmp_path / "run")
     first, last = ends(tmp_path / "run", "loss")
     assert last < first / 2
 
 
 def test_answers_to_other_prompts_count_for_no_expert(tmp_path: Path) -> None:
-    changes = {"start_from": str(model_folder(sparse))}
+    changes = {"initial_load_path": str(model_folder(sparse))}
     task, job = open_recipe(recipe_job("kto", tmp_path, changes))
-    decoder = load(None, model_folder(sparse), dtype=torch.float32)
-    learner, batch = task.learner(decoder, job, tmp_path), task.batches(job, rank=0, world=1).at(0)
+    decoder = load_hf_checkpoint(None, model_folder(sparse), dtype=torch.float32)
+    learner, batch = (
+        task.make_objective(decoder, job, tmp_path),
+        task.train_dataset(job, rank=0, world=1).get_batch(0),
+    )
     learner.train(True)
-    learner.begin(batch)
+    learner.begin_step(batch)
     assert decoder.training
-    assert [part.load for part in decoder.experts()] == [None, None]
+    assert [part.tokens_per_expert for part in decoder.iter_moe_layers()] == [None, None]
     learner.loss(batch)
-    for part in decoder.experts():
-        assert part.load is not None
-        assert int(part.load.sum()) == batch.tokens_BT.numel() * part.spec.top_k
+    for part in decoder.iter_moe_layers():
+        assert part.tokens_per_expert is not None
+        assert int(part.tokens_per_expert.sum()) == batch.tokens_BT.numel() * part.spec.top_k

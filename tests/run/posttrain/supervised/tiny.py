@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from meshwright.run.nn.build import build
-from meshwright.run.nn.huggingface import save
-from meshwright.run.nn.initialise import materialise
-from meshwright.run.posttrain.supervised import RecipeJob, open_recipe, read_recipe
+from meshwright.run.nn.decoder_builder import build_decoder
+from meshwright.run.nn.huggingface import save_hf_checkpoint
+from meshwright.run.nn.weight_init import materialize
+from meshwright.run.posttrain.supervised import RecipeJob, open_recipe, parse_recipe
 from meshwright.run.train.loop import train
-from meshwright.run.train.outcome import Outcome
-from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
-from meshwright.spec.model.huggingface.convert import read_config
-from meshwright.spec.resolve import Source, resolve
+from meshwright.run.train.train_result import TrainResult
+from meshwright.spec.config_sources import ConfigSource, merge_sources
+from meshwright.spec.model import AttentionSpec, BlockSpec, MLPSpec, Model, Rotary
+from meshwright.spec.model.huggingface.config_json import read_config
 from tests.run.posttrain.data.small_words import CHATML, words_of
 
 LETTERS = "bcdfghjklm"
@@ -34,10 +34,10 @@ def deep() -> Model:
 
 def dense() -> Model:
     """Return a small model."""
-    attention = Attention(heads=2, kv_heads=2, head_dim=16, rotary=Rotary())
-    block = Block(name="plain", mixer=attention, mlp=Mlp(width=64))
+    attention = AttentionSpec(heads=2, kv_heads=2, head_dim=16, rotary=Rotary())
+    block = BlockSpec(name="plain", mixer=attention, mlp=MLPSpec(width=64))
     return Model(
-        name="m", hidden=32, vocab=words_of().size, blocks=(block,), pattern="2*plain",
+        name="m", hidden=32, vocab=words_of().vocab_size, blocks=(block,), pattern="2*plain",
         max_positions=LENGTH, family="llama",
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ def sparse() -> Model:
             "model_type": "qwen2_moe", "hidden_size": 32, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 48, "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
-            "num_hidden_layers": 2, "decoder_sparse_step": 1, "vocab_size": words_of().size,
+            "num_hidden_layers": 2, "decoder_sparse_step": 1, "vocab_size": words_of().vocab_size,
             "max_position_embeddings": LENGTH,
         }
     )  # fmt: skip
@@ -60,12 +60,12 @@ def model_folder(made: Callable[[], Model] = dense) -> Path:
     """Return a folder with a model of drawn weights, its tokenizer and its template."""
     folder = Path(mkdtemp(prefix="mw-recipes-"))
     words, model = words_of(), made()
-    decoder = build(model, dtype=torch.float32)
-    materialise(decoder, "cpu", seed=0)
+    decoder = build_decoder(model, dtype=torch.float32)
+    materialize(decoder, "cpu", seed=0)
     # Adapters leave the head as it is: one of drawn weights could tell words hardly apart.
     decoder.head_weight.data.mul_(30)
-    save(decoder, folder)
-    words.tokenizer.save(str(folder / "tokenizer.json"))
+    save_hf_checkpoint(decoder, folder)
+    words.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHATML)
     (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
     (folder / "tokenizer_config.json").write_text(
@@ -123,7 +123,7 @@ def uneven_verdicts(count: int = 60) -> list[dict[str, Any]]:
 
 def told(count: int = 40) -> list[dict[str, Any]]:
     """Return what a teacher who draws words at random would have written down."""
-    random, size = Random(5), words_of().size
+    random, size = Random(5), words_of().vocab_size
     return [
         {
             "prompt": [random.randrange(size) for _ in range(2 + n % 4)],
@@ -135,7 +135,7 @@ def told(count: int = 40) -> list[dict[str, Any]]:
     ]
 
 
-RECORDS = {"dpo": pairs, "ipo": pairs, "reward": pairs, "kto": verdicts, "distil": told}
+RECORDS = {"dpo": pairs, "ipo": pairs, "reward": pairs, "kto": verdicts, "distillation": told}
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -147,20 +147,22 @@ def recipe_data(kind: str, source: Path, changes: dict[str, Any] | None = None) 
     """Return a recipe's job as plain data."""
     data: dict[str, Any] = {
         "seed": 1,
-        "start_from": str(model_folder()),
+        "initial_load_path": str(model_folder()),
         "recipe": {"kind": kind},
         "epochs": 6.0,
         "layout": {"precision": "fp32", "microbatch": 1},
         "workload": {"sequence_length": LENGTH, "global_batch": 2},
-        "data": {"sources": [str(source)], "validation": 0.1},
-        "optimizer": {"lr": 0.01, "warmup_steps": 0, "decay": 0.0},
+        "data": {"sources": [str(source)], "validation_fraction": 0.1},
+        "optimizer": {"lr": 0.01, "warmup_steps": 0, "weight_decay": 0.0},
         "checkpoint": {"every_steps": 5},
-        "output": {"progress": "none"},
-        "machine": {"threads": 1, "device": "cpu"},
+        "logging": {"progress": "none"},
+        "device": {"threads": 1, "type": "cpu"},
     }
     if kind in ("lora", "dora"):
         data["adapter"] = {"rank": 8, "alpha": 16.0, "dora": kind == "dora"}
-    merged = resolve([Source("tiny", data), Source("changes", changes or {})]).data
+    merged = merge_sources(
+        [ConfigSource("tiny", data), ConfigSource("changes", changes or {})]
+    ).data
     return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -169,10 +171,10 @@ def recipe_job(
 ) -> RecipeJob:
     """Return a recipe's job, its records being written into a folder."""
     made = records.get("records") or RECORDS.get(kind, chats)()
-    return read_recipe(recipe_data(kind, write(folder / "records.jsonl", made), changes))
+    return parse_recipe(recipe_data(kind, write(folder / "records.jsonl", made), changes))
 
 
-def trained(job: RecipeJob, run: Path, **more: Any) -> Outcome:
-    """Train a recipe to its end, or as far as `until` says."""
+def trained(job: RecipeJob, run: Path, **more: Any) -> TrainResult:
+    """Train a recipe to its end, or as far as `stop_at_step` says."""
     task, counted = open_recipe(job)
     return train(counted, run, task=task, environment={}, **more)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshwright.run.posttrain.weights import arrivals, shared_memory
-from meshwright.run.posttrain.workers import process
+from meshwright.run.posttrain.weight_sync import shared_memory_transfer, weight_buffer
+from meshwright.run.posttrain.workers import worker_main
 from meshwright.run.serve.engine.engine import Engine
-from meshwright.run.serve.engine.start import start_engine
-from meshwright.run.serve.worker import process as serving
-from meshwright.run.serve.worker.frames import Answered, Beat
+from meshwright.run.serve.engine.startup import start_engine
+from meshwright.run.serve.worker import worker_process
+from meshwright.run.serve.worker.protocol import EngineHeartbeat, EngineOutputs
 
 MODULE = "tests.run.posttrain.workers.dying"
 
@@ -42,29 +42,32 @@ def after(count: int, what: Callable[..., Any], *, counted: Any = None) -> Calla
     return called
 
 
-def half(own: arrivals.Arrivals) -> None:
+def half(own: weight_buffer.WeightBuffer) -> None:
     """Write a part of the second version, and die."""
     if own._expected == 2:
-        own.mine = own.mine[:1]
-        for place in own.places.values():
-            place.placed.tensor.zero_()
+        own.buckets = own.buckets[:1]
+        for place in own.targets.values():
+            place.sharded_tensor.tensor.zero_()
         die()
     written(own)
 
 
-written = arrivals.Arrivals._write
+written = weight_buffer.WeightBuffer._write
 PHASES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "starting": (process, "start_engine", after(1, start_engine)),
-    "drawing": (Engine, "turn", after(12, Engine.turn)),
-    "answering": (serving._Socket, "send", after(3, serving._Socket.send, counted=Answered)),
-    "idle": (serving._Socket, "send", after(2, serving._Socket.send, counted=Beat)),
+    "starting": (worker_main, "start_engine", after(1, start_engine)),
+    "drawing": (Engine, "step", after(12, Engine.step)),
+    "answering": (worker_process._Socket, "send",
+                  after(3, worker_process._Socket.send, counted=EngineOutputs)),
+    "idle": (worker_process._Socket, "send",
+             after(2, worker_process._Socket.send, counted=EngineHeartbeat)),
     "reading weights": (
-        shared_memory.Fetched, "gather", after(2, shared_memory.Fetched.gather)
+        shared_memory_transfer.SharedMemoryReader, "verify", after(2,
+        shared_memory_transfer.SharedMemoryReader.verify)
     ),
-    "writing weights": (arrivals.Arrivals, "_write", half),
+    "writing weights": (weight_buffer.WeightBuffer, "_write", half),
 }  # fmt: skip
 
 if __name__ == "__main__":
     where, name, instead = PHASES[os.environ["DYING"].partition(":")[0]]
     setattr(where, name, instead)
-    process.main(sys.argv[1])
+    worker_main.main(sys.argv[1])

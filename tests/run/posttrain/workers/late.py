@@ -5,41 +5,41 @@ import signal
 import sys
 from typing import Any
 
-from meshwright.run.posttrain.workers import hiring, links, process
-from meshwright.run.posttrain.workers.settings import WorkerSettings
-from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.worker import process as serving
-from meshwright.run.serve.worker.frames import Beat, Done, FromWorker
+from meshwright.run.posttrain.workers import pool_startup, worker_link, worker_main
+from meshwright.run.posttrain.workers.worker_config import WorkerConfig
+from meshwright.run.serve.engine.engine_config import EngineConfig
+from meshwright.run.serve.worker import worker_process
+from meshwright.run.serve.worker.protocol import EngineHeartbeat, EngineMessage, UtilityResult
 from tests.run.posttrain.workers.killed import Named
 from tests.run.serve.model.small import small
 
 CALLS = 2
 """What a trainer calls for until a worker has weights: sources, and a version."""
-said, done = serving._Socket.send, list[Done]()
+said, done = worker_process._Socket.send, list[UtilityResult]()
 
 
-def late(way: serving._Socket, message: FromWorker) -> None:
+def late(way: worker_process._Socket, message: EngineMessage) -> None:
     """Speak; after the last call not before the other side is gone."""
-    if isinstance(message, Done):
+    if isinstance(message, UtilityResult):
         done.append(message)
-    if len(done) == CALLS and isinstance(message, Beat):
+    if len(done) == CALLS and isinstance(message, EngineHeartbeat):
         way.is_gone(60)
     said(way, message)
 
 
 def train() -> None:
     """Give workers a version, and die."""
-    replaced: Any = links
-    replaced.MODULE = __spec__.name
-    replaced = hiring
-    replaced.ProcessLink = Named
+    replaced: Any = worker_link
+    replaced.WORKER_MODULE = __spec__.name
+    replaced = pool_startup
+    replaced.ProcessWorkerLink = Named
     print(os.getpid(), flush=True)
     decoder = small()
-    fleet = hiring.fleet_of(
-        decoder, decoder.model, EngineSettings(device="cpu"), WorkerSettings(count=2),
-        threads=1, stall_s=300, exact=True, say=print,
+    fleet = pool_startup.start_worker_pool(
+        decoder, decoder.model, EngineConfig(device="cpu"), WorkerConfig(num_workers=2),
+        threads=1, stall_timeout_s=300, exact=True, say=print,
     )  # fmt: skip
-    fleet.take(1)
+    fleet.load_version(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -47,6 +47,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         train()
     else:
-        replaced: Any = serving._Socket
+        replaced: Any = worker_process._Socket
         replaced.send = late
-        process.main(sys.argv[1])
+        worker_main.main(sys.argv[1])

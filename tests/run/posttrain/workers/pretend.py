@@ -9,74 +9,87 @@ from typing import Any
 import msgspec
 import torch
 
-from meshwright.run.nn.placed import Placed
-from meshwright.run.posttrain.weights.offered import Offered
-from meshwright.run.posttrain.workers.fleet import Fleet
-from meshwright.run.posttrain.workers.process import SOURCES
-from meshwright.run.serve.asked import Ask, Piece, Sampling
-from meshwright.run.serve.worker.frames import (
-    Answered,
-    Call,
-    Done,
-    FromWorker,
-    Ready,
-    Several,
-    ToWorker,
+from meshwright.run.nn.sharding.sharded_tensor import ShardedTensor
+from meshwright.run.posttrain.weight_sync.weight_sender import WeightSender
+from meshwright.run.posttrain.workers.worker_main import SOURCES
+from meshwright.run.posttrain.workers.worker_pool import RolloutWorkerPool
+from meshwright.run.serve.request import Request, RequestOutput
+from meshwright.run.serve.sampling_params import SamplingParams
+from meshwright.run.serve.worker.protocol import (
+    AddRequests,
+    EngineMessage,
+    EngineOutputs,
+    EngineReady,
+    UtilityCall,
+    UtilityResult,
+    WorkerMessage,
 )
 
 
 class Pretend:
     """One life of a worker."""
 
-    def __init__(self, number: int, offered: Offered) -> None:
-        self.name, self.ready, self._offered = f"pretend {number}", Ready(64, 64, 64, []), offered
-        self._said: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
-        self.messages: list[ToWorker] = []
+    def __init__(self, number: int, offered: WeightSender) -> None:
+        self.name, self.ready_message, self._offered = (
+            f"pretend {number}",
+            EngineReady(64, 64, 64, []),
+            offered,
+        )
+        self._said: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+        self.messages: list[WorkerMessage] = []
         self.gone = threading.Event()
 
     @property
     def calls(self) -> list[str]:
-        return [each.what for each in self.messages if isinstance(each, Call)]
+        return [each.method for each in self.messages if isinstance(each, UtilityCall)]
 
     @property
     def asked(self) -> list[list[int]]:
         """The prompts of each frame of asks."""
-        frames = [each for each in self.messages if isinstance(each, Several)]
-        return [[one.ask.prompt[0] for one in each.asks] for each in frames]
+        frames = [each for each in self.messages if isinstance(each, AddRequests)]
+        return [[one.request.prompt_token_ids[0] for one in each.requests] for each in frames]
 
-    def send(self, message: ToWorker, /) -> None:
+    def send(self, message: WorkerMessage, /) -> None:
         self.messages.append(message)
-        if isinstance(message, Call):
-            told = msgspec.msgpack.encode(self._offered.holds) if message.what == SOURCES else b""
-            self._said.put(Done(message.number, told=told))
+        if isinstance(message, UtilityCall):
+            told = (
+                msgspec.msgpack.encode(self._offered.shards) if message.method == SOURCES else b""
+            )
+            self._said.put(UtilityResult(message.call_id, payload=told))
 
     def answer(self, *prompts: int) -> None:
         """Answer asks by the first tokens of their prompts, which come back."""
-        frames = [each for each in self.messages if isinstance(each, Several)]
-        asks = {each.ask.prompt[0]: each.number for frame in frames for each in frame.asks}
-        pieces = [(asks[each], Piece(tokens=(each,), finish="stop")) for each in prompts]
-        self._said.put(Answered(pieces))
+        frames = [each for each in self.messages if isinstance(each, AddRequests)]
+        asks = {
+            each.request.prompt_token_ids[0]: each.request_id
+            for frame in frames
+            for each in frame.requests
+        }
+        pieces = [
+            (asks[each], RequestOutput(token_ids=(each,), finish_reason="stop")) for each in prompts
+        ]
+        self._said.put(EngineOutputs(pieces))
 
-    def say(self, message: FromWorker) -> None:
+    def say(self, message: EngineMessage) -> None:
         self._said.put(message)
 
     def die(self) -> None:
         self._said.put(None)
 
-    def heard(self) -> Iterator[FromWorker]:
+    def receive_messages(self) -> Iterator[EngineMessage]:
         while (message := self._said.get()) is not None:
             yield message
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         return "it was told to die"
 
-    def folder(self, offered: Offered, /) -> str:
+    def version_folder(self, offered: WeightSender, /) -> str:
         return str(offered.folder)
 
-    def bring(self, offered: Offered, /) -> None:
-        assert offered.files(), "a version is there before anybody is told to take it"
+    def deliver_version(self, offered: WeightSender, /) -> None:
+        assert offered.list_files(), "a version is there before anybody is told to take it"
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.gone.set()
         self.die()
 
@@ -88,9 +101,15 @@ class Staged:
         self.lives: list[list[Pretend]] = [[] for _ in range(count)]
         self.said: list[str] = []
         self.heard: list[tuple[int, str | None]] = []
-        self.offered = Offered([{"w": Placed.all_of(torch.arange(6.0).view(2, 3))}])
-        chosen: dict[str, Any] = {"restarts": 2, "stall_s": 60.0, "exact": False} | given
-        self.fleet = Fleet(self._hire, count, self.offered, say=self.said.append, **chosen)
+        self.offered = WeightSender([{"w": ShardedTensor.unsharded(torch.arange(6.0).view(2, 3))}])
+        chosen: dict[str, Any] = {
+            "max_restarts": 2,
+            "stall_timeout_s": 60.0,
+            "exact": False,
+        } | given
+        self.fleet = RolloutWorkerPool(
+            self._hire, count, self.offered, say=self.said.append, **chosen
+        )
 
     def _hire(self, number: int) -> Pretend:
         self.lives[number].append(Pretend(number, self.offered))
@@ -103,18 +122,22 @@ class Staged:
     def ask(self, *prompts: int, near: int) -> list[Any]:
         found = []
         for prompt in prompts:
-            ask = Ask(prompt=(prompt,), sampling=Sampling(seed=prompt), near=near)
-            found += self.fleet.add(ask, partial(self._hear, prompt))
+            ask = Request(
+                prompt_token_ids=(prompt,),
+                sampling_params=SamplingParams(seed=prompt),
+                routing_group=near,
+            )
+            found += self.fleet.add_request(ask, partial(self._hear, prompt))
         return found
 
-    def _hear(self, prompt: int, piece: Piece) -> None:
-        assert piece.tokens in ((), (prompt,)), "an answer goes to who asked"
-        self.heard.append((prompt, piece.finish))
+    def _hear(self, prompt: int, piece: RequestOutput) -> None:
+        assert piece.token_ids in ((), (prompt,)), "an answer goes to who asked"
+        self.heard.append((prompt, piece.finish_reason))
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            self.fleet.turn()
-            for sink, piece in self.fleet.outbox():
+            self.fleet.step()
+            for sink, piece in self.fleet.take_outputs():
                 sink(piece)
 
     def until_life(self, number: int, lives: int) -> None:

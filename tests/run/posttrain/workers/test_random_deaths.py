@@ -14,29 +14,29 @@ pytest.importorskip("torch", reason="runs a model")
 
 import torch
 
-from meshwright.run.posttrain.loop import LoopSettings, run
-from meshwright.run.posttrain.loop.keeping import keys_of
-from meshwright.run.posttrain.loop.settings import NetworkSettings, TaskSettings
-from meshwright.run.posttrain.rollouts import read_rollouts
-from meshwright.run.posttrain.workers import hiring
-from meshwright.run.posttrain.workers.links import ProcessLink
-from meshwright.run.posttrain.workers.settings import WorkerSettings
-from meshwright.run.serve.worker.frames import Start
-from tests.run.posttrain.loop.small import settings
+from meshwright.run.posttrain.rl import RLConfig, run_rl
+from meshwright.run.posttrain.rl.config.rl_config import TaskConfig, TinyModelConfig
+from meshwright.run.posttrain.rl.run_state import build_group_keys
+from meshwright.run.posttrain.rollout import read_rollouts
+from meshwright.run.posttrain.workers import pool_startup
+from meshwright.run.posttrain.workers.worker_config import WorkerConfig
+from meshwright.run.posttrain.workers.worker_link import ProcessWorkerLink
+from meshwright.run.serve.worker.protocol import StartEngine
+from tests.run.posttrain.rl.small import settings
 
 STEPS, DEATHS = 12, 20
 """Deaths are counted: where a start takes longer than a life, a run would never end."""
 
 
-def settings_of(folder: str, placement: str) -> LoopSettings:
+def settings_of(folder: str, placement: str) -> RLConfig:
     return settings(
         folder=folder,
         placement=placement,
         steps=STEPS,
-        prompts=8,
-        task=TaskSettings(digits=4, longest=40, reward="share"),
-        network=NetworkSettings(layers=2, hidden=64, heads=2, ffn=128, max_positions=120),
-        workers=WorkerSettings(count=2, restarts=1000),
+        prompts_per_step=8,
+        task=TaskConfig(digits=4, longest=40, reward="share"),
+        network=TinyModelConfig(layers=2, hidden=64, heads=2, ffn=128, max_positions=120),
+        workers=WorkerConfig(num_workers=2, max_restarts=1000),
     )
 
 
@@ -45,8 +45,8 @@ def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kill some worker every moment, until enough of them have died."""
     alive, over, chance = list[int](), threading.Event(), random.Random(7)
 
-    class Doomed(ProcessLink):
-        def __init__(self, start: Start, patience_s: float, start_s: float) -> None:
+    class Doomed(ProcessWorkerLink):
+        def __init__(self, start: StartEngine, patience_s: float, start_s: float) -> None:
             super().__init__(start, patience_s, start_s)
             alive.append(self.pid)
 
@@ -58,7 +58,7 @@ def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(alive.pop(chance.randrange(len(alive))), signal.SIGKILL)
 
-    patch.setattr(hiring, "ProcessLink", Doomed)
+    patch.setattr(pool_startup, "ProcessWorkerLink", Doomed)
     killer = threading.Thread(target=kill)
     killer.start()
     try:
@@ -70,20 +70,24 @@ def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["disaggregated", "asynchronous"])
+@pytest.mark.parametrize("placement", ["disaggregated", "async"])
 def test_deaths_at_random_moments(
     placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = settings_of(str(tmp_path / "run"), placement)
     with dying(monkeypatch):
-        outcome = run(given)
+        outcome = run_rl(given)
     deaths = [note for note in outcome.notes if "is gone" in note]
     assert deaths
     drawn = [each.key for each in read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts]
-    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    every = [
+        key
+        for group in range(STEPS * given.prompts_per_step)
+        for key in build_group_keys(given, group)
+    ]
     assert sorted(drawn) == every
-    assert len(outcome.rows) == STEPS
+    assert len(outcome.step_metrics) == STEPS
     if placement == "disaggregated":
-        whole = run(settings_of("", placement))
+        whole = run_rl(settings_of("", placement))
         pairs = zip(outcome.decoder.parameters(), whole.decoder.parameters(), strict=True)
         assert all(torch.equal(mine, its) for mine, its in pairs)

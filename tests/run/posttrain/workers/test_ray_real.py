@@ -11,18 +11,18 @@ pytest.importorskip("torch", reason="runs a model")
 
 import torch
 
-from meshwright.run.posttrain.loop import Outcome, run
-from meshwright.run.posttrain.loop.settings import AdapterSettings
-from meshwright.run.posttrain.rollouts import read_rollouts
-from meshwright.run.posttrain.workers.ray_workers import RayLink
-from meshwright.run.posttrain.workers.settings import WorkerSettings
-from meshwright.run.serve.worker.frames import Several, ToWorker
-from tests.run.posttrain.loop.small import settings
+from meshwright.run.posttrain.rl import RLResult, run_rl
+from meshwright.run.posttrain.rl.config.rl_config import AdapterConfig
+from meshwright.run.posttrain.rollout import read_rollouts
+from meshwright.run.posttrain.workers.ray_workers import RayWorkerLink
+from meshwright.run.posttrain.workers.worker_config import WorkerConfig
+from meshwright.run.serve.worker.protocol import AddRequests, WorkerMessage
+from tests.run.posttrain.rl.small import settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
 
-def learnt(outcome: Outcome) -> list[torch.Tensor]:
+def learnt(outcome: RLResult) -> list[torch.Tensor]:
     adapter = () if outcome.adapter is None else outcome.adapter.parameters()
     return [*outcome.decoder.parameters(), *adapter]
 
@@ -32,30 +32,30 @@ def parent(pid: int) -> int:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=4)], ids=["", "adapter"])
+@pytest.mark.parametrize("adapter", [None, AdapterConfig(rank=4)], ids=["", "adapter"])
 @pytest.mark.parametrize("who", ["nobody", "process", "actor"])
 def test_actors_draw_and_the_dead_are_replaced(
-    who: str, adapter: AdapterSettings | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, adapter: AdapterConfig | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'meshwright[ray]'")
-    sent, killed, folders = RayLink.send, list[int](), set[str]()
+    sent, killed, folders = RayWorkerLink.send, list[int](), set[str]()
 
-    def send(self: RayLink, message: ToWorker, /) -> None:
+    def send(self: RayWorkerLink, message: WorkerMessage, /) -> None:
         sent(self, message)
         folders.add(self._folder)
-        if who != "nobody" and isinstance(message, Several) and not killed:
+        if who != "nobody" and isinstance(message, AddRequests) and not killed:
             killed.append(self.pid if who == "process" else parent(self.pid))
             os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(RayLink, "send", send)
-    workers = WorkerSettings(count=2, ray="local", restarts=1)
-    outcome = run(settings(workers=workers, folder=str(tmp_path / "run"), adapter=adapter))
+    monkeypatch.setattr(RayWorkerLink, "send", send)
+    workers = WorkerConfig(num_workers=2, ray_address="local", max_restarts=1)
+    outcome = run_rl(settings(workers=workers, folder=str(tmp_path / "run"), adapter=adapter))
     gone = [note for note in outcome.notes if "is gone" in note]
     assert len(gone) == len(killed) == (who != "nobody")
     assert all(("SIGKILL" if who == "process" else "Ray actor is gone") in each for each in gone)
     drawn = [each.key for each in read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts]
     assert len(drawn) == len(set(drawn)) == 3 * 4 * 4
-    alone = run(settings(workers=WorkerSettings(count=2), adapter=adapter))
+    alone = run_rl(settings(workers=WorkerConfig(num_workers=2), adapter=adapter))
     pairs = zip(learnt(outcome), learnt(alone), strict=True)
     assert all(torch.equal(mine, its) for mine, its in pairs), "as processes of this machine do"
     assert len(folders) == 2 + len(killed)

@@ -14,10 +14,10 @@ pytest.importorskip("torch", reason="runs a model")
 import torch
 
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.posttrain.loop import run
-from meshwright.run.posttrain.loop.keeping import keys_of
-from meshwright.run.posttrain.rollouts import read_rollouts
-from tests.run.posttrain.loop.killed import STEPS
+from meshwright.run.posttrain.rl import run_rl
+from meshwright.run.posttrain.rl.run_state import build_group_keys
+from meshwright.run.posttrain.rollout import read_rollouts
+from tests.run.posttrain.rl.killed import STEPS
 from tests.run.posttrain.workers.killed import settings_of
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[4]
 
 @cache
 def uninterrupted() -> Decoder:
-    return run(settings_of("")).decoder
+    return run_rl(settings_of("")).decoder
 
 
 def killed(module: str, *given: str) -> None:
@@ -51,9 +51,13 @@ def test_workers_end_with_their_trainer_and_the_run_goes_on(tmp_path: Path, phas
     folder = tmp_path / "run"
     killed("tests.run.posttrain.workers.killed", str(folder), phase)
     given = settings_of(str(folder))
-    outcome = run(given)
+    outcome = run_rl(given)
     drawn = [each.key for each in read_rollouts(folder / "rollouts.jsonl").rollouts]
-    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    every = [
+        key
+        for group in range(STEPS * given.prompts_per_step)
+        for key in build_group_keys(given, group)
+    ]
     assert sorted(drawn) == every
     if phase != "draw":
         # What was drawn in part is drawn in other batches, which may round otherwise.

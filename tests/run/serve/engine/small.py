@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.serve.asked import Ask, Piece, Sampling
 from meshwright.run.serve.engine.engine import Engine
-from meshwright.run.serve.engine.runner import Runner
-from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.sampling.sampler import Sampler
-from meshwright.spec.serving import Limits
+from meshwright.run.serve.engine.model_runner.model_runner import ModelRunner
+from meshwright.run.serve.model.kv_cache import PagedKVCache
+from meshwright.run.serve.model.served_model import ServedModel
+from meshwright.run.serve.request import Request, RequestOutput
+from meshwright.run.serve.sampling.sampler import TokenSampler
+from meshwright.run.serve.sampling_params import SamplingParams
+from meshwright.spec.scheduler_config import SchedulerConfig
 
 LENGTH = 64
 
@@ -21,12 +22,14 @@ LENGTH = 64
 def engine_of(
     decoder: Decoder, *, blocks: int = 64, parts: dict[str, Any] | None = None, **given: Any
 ) -> Engine:
-    limits = Limits(**{"batch_tokens": 24, "batch_requests": 8, "block_tokens": 4, **given})
-    cache = PagedCache(decoder, blocks, limits.block_tokens, host_blocks=limits.host_blocks)
-    rows = limits.batch_requests
-    forward = Forward(decoder, cache, max_length=LENGTH, state_rows=rows + 1)
-    sampler = Sampler(rows + 1, decoder.model.vocab, cache.device)
-    runner = Runner(forward, sampler, rows, graph_tokens=limits.graph_tokens)
+    limits = SchedulerConfig(
+        **{"max_num_batched_tokens": 24, "max_num_seqs": 8, "block_size": 4, **given}
+    )
+    cache = PagedKVCache(decoder, blocks, limits.block_size, num_host_blocks=limits.num_cpu_blocks)
+    rows = limits.max_num_seqs
+    forward = ServedModel(decoder, cache, max_model_len=LENGTH, state_rows=rows + 1)
+    sampler = TokenSampler(rows + 1, decoder.model.vocab, cache.device)
+    runner = ModelRunner(forward, sampler, rows, graph_tokens=limits.max_cudagraph_capture_size)
     return Engine(runner, limits, **parts or {})
 
 
@@ -34,28 +37,28 @@ class Heard:
     """The pieces of one ask."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[RequestOutput] = []
 
-    def __call__(self, piece: Piece) -> None:
+    def __call__(self, piece: RequestOutput) -> None:
         self.pieces.append(piece)
 
     def tokens(self, choice: int = 0) -> list[int]:
-        return [t for piece in self.pieces if piece.choice == choice for t in piece.tokens]
+        return [t for piece in self.pieces if piece.index == choice for t in piece.token_ids]
 
     @property
     def finishes(self) -> dict[int, str]:
-        return {piece.choice: piece.finish for piece in self.pieces if piece.finish}
+        return {piece.index: piece.finish_reason for piece in self.pieces if piece.finish_reason}
 
 
 def run_out(engine: Engine, turns: int = 2000) -> None:
     for _ in range(turns):
-        if not engine.turn() and engine.is_idle:
+        if not engine.step() and engine.is_idle:
             break
-        for sink, piece in engine.outbox():
+        for sink, piece in engine.take_outputs():
             sink(piece)
     else:
         raise AssertionError("the engine does not come to an end")
-    for sink, piece in engine.outbox():
+    for sink, piece in engine.take_outputs():
         sink(piece)
 
 
@@ -66,8 +69,8 @@ def asked(
     heard = []
     for prompt in prompts:
         sink = Heard()
-        settings = Sampling(**{"temperature": 0.0, "max_tokens": output, **sampling})
-        engine.add(Ask(prompt=tuple(prompt), sampling=settings), sink)
+        settings = SamplingParams(**{"temperature": 0.0, "max_tokens": output, **sampling})
+        engine.add_request(Request(prompt_token_ids=tuple(prompt), sampling_params=settings), sink)
         heard.append(sink)
     run_out(engine)
     return heard

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.step import Row, step_of
+from meshwright.run.serve.model.forward_batch import BatchRow, build_forward_batch
+from meshwright.run.serve.model.served_model import ServedModel
 
 
 @dataclass
@@ -30,13 +30,13 @@ class Running:
 class Batch:
     """Sequences that share a cache."""
 
-    forward: Forward
+    forward: ServedModel
     rows: list[Running] = field(default_factory=list)
     used: int = 0
 
     def add(self, prompt: Sequence[int], *, shares: int = 0, adapter: int = -1) -> Running:
         """Add a prompt; the first `shares` blocks are those of the first sequence."""
-        size = self.forward.cache.block_tokens
+        size = self.forward.kv_cache.block_size
         blocks = self.rows[0].blocks[:shares] if shares else []
         row = Running(list(prompt), list(blocks), len(self.rows), len(prompt), shares * size)
         row.adapter = adapter
@@ -45,17 +45,17 @@ class Batch:
 
     def step(self, rows: Sequence[Running], chunk: int | None = None) -> None:
         """Compute what each row has to, at most `chunk` tokens; append where all is computed."""
-        size = self.forward.cache.block_tokens
+        size = self.forward.kv_cache.block_size
         parts = []
         for row in rows:
             new = row.tokens[row.done :][:chunk]
             while len(row.blocks) * size < row.done + len(new):
                 # Backwards through the cache, so that neighbours in a table are none in memory.
                 self.used += 1
-                row.blocks.append(self.forward.cache.blocks - self.used)
-            parts.append(Row(new, row.done, row.blocks, row.state, row.adapter))
-        device = self.forward.cache.device
-        chosen = self.forward.run(step_of(parts, size, device)).argmax(-1).tolist()
+                row.blocks.append(self.forward.kv_cache.num_blocks - self.used)
+            parts.append(BatchRow(new, row.done, row.blocks, row.state, row.adapter))
+        device = self.forward.kv_cache.device
+        chosen = self.forward.forward(build_forward_batch(parts, size, device)).argmax(-1).tolist()
         for row, part, token in zip(rows, parts, chosen, strict=True):
             row.done += len(part.tokens)
             if row.done == len(row.tokens):
@@ -63,7 +63,7 @@ class Batch:
 
 
 def greedy(
-    forward: Forward, prompts: Sequence[Sequence[int]], new: int, *, chunk: int | None = None
+    forward: ServedModel, prompts: Sequence[Sequence[int]], new: int, *, chunk: int | None = None
 ) -> list[list[int]]:
     """Continue prompts by `new` tokens; a prompt joins one step after the one before it."""
     batch = Batch(forward)

@@ -3,22 +3,30 @@
 import msgspec
 import torch
 
-from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.initialise import materialise
-from meshwright.spec.model import Attention, Block, LatentAttention, Mamba2, Mlp, Model, Rotary
-from meshwright.spec.model.mixers import Mixer
-from meshwright.spec.model.positions import Temperature
+from meshwright.run.nn.decoder_builder import build_decoder
+from meshwright.run.nn.weight_init import materialize
+from meshwright.spec.model import (
+    AttentionSpec,
+    BlockSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    MLPSpec,
+    Model,
+    Rotary,
+)
+from meshwright.spec.model.rotary import AttentionTemperature
+from meshwright.spec.model.token_mixers import Mixer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-_MLP = Mlp(width=24)
-_PLAIN = Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary())
+_MLP = MLPSpec(width=24)
+_PLAIN = AttentionSpec(heads=4, kv_heads=2, head_dim=8, rotary=Rotary())
 
 
 def made(model: Model, dtype: torch.dtype = torch.float32) -> Decoder:
     """Build with weights large enough that everything matters."""
-    decoder = build(model, dtype=dtype)
-    materialise(decoder, DEVICE, seed=1)
+    decoder = build_decoder(model, dtype=dtype)
+    materialize(decoder, DEVICE, seed=1)
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
             torch.manual_seed(len(name))
@@ -27,7 +35,7 @@ def made(model: Model, dtype: torch.dtype = torch.float32) -> Decoder:
 
 
 def _model(pattern: str, **mixers: Mixer) -> Model:
-    blocks = tuple(Block(name=name, mixer=mixer, mlp=_MLP) for name, mixer in mixers.items())
+    blocks = tuple(BlockSpec(name=name, mixer=mixer, mlp=_MLP) for name, mixer in mixers.items())
     return Model(
         name="small", hidden=32, vocab=61, blocks=blocks, pattern=pattern, max_positions=64
     )
@@ -46,14 +54,16 @@ def capped() -> Decoder:
 
 def chunked() -> Decoder:
     """Return one like Llama 4: chunks with rotary, and far layers whose queries grow."""
-    near = Attention(heads=4, kv_heads=1, head_dim=8, rotary=Rotary(), chunk=6, qk_norm="l2")
-    far = Attention(heads=4, kv_heads=1, head_dim=8, temperature=Temperature(floor=4, scale=0.3))
+    near = AttentionSpec(heads=4, kv_heads=1, head_dim=8, rotary=Rotary(), chunk=6, qk_norm="l2")
+    far = AttentionSpec(
+        heads=4, kv_heads=1, head_dim=8, temperature=AttentionTemperature(floor=4, scale=0.3)
+    )
     return made(_model("2*(near far)", near=near, far=far))
 
 
 def latent() -> Decoder:
     """Return one with latent attention."""
-    mixer = LatentAttention(
+    mixer = LatentAttentionSpec(
         heads=4, kv_rank=12, nope_dim=8, rope_dim=4, value_dim=6, rotary=Rotary()
     )
     return made(_model("2*latent", latent=mixer))
@@ -61,5 +71,5 @@ def latent() -> Decoder:
 
 def hybrid() -> Decoder:
     """Return one with recurrent layers beside attention."""
-    mixer = Mamba2(heads=4, head_dim=8, state_dim=6, groups=2)
+    mixer = Mamba2Spec(heads=4, head_dim=8, state_dim=6, groups=2)
     return made(_model("scan plain scan", scan=mixer, plain=_PLAIN))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.load import load_served
+from meshwright.run.serve.model.kv_cache import PagedKVCache
+from meshwright.run.serve.model.loader import load_served_model
+from meshwright.run.serve.model.served_model import ServedModel
 from tests.run.nn.huggingface.drawn import DRAWS, draw
 from tests.run.nn.huggingface.reference import logits_of, reference
 from tests.run.serve.model.greedy import Batch, greedy, random_prompts
@@ -21,10 +21,10 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "bloom", "nemotron_h", "qw
 def check(family: str, seed: int, folder: Path) -> None:
     theirs = reference(family, draw(family, seed))
     theirs.save_pretrained(folder)
-    decoder = load_served(folder, device=DEVICE, dtype=torch.float32)
+    decoder = load_served_model(folder, device=DEVICE, dtype=torch.float32)
     prompts = random_prompts(min(decoder.model.vocab, 300))
     longest = max(map(len, prompts)) + NEW
-    forward = Forward(decoder, PagedCache(decoder, 32, 4), max_length=longest)
+    forward = ServedModel(decoder, PagedKVCache(decoder, 32, 4), max_model_len=longest)
 
     def equals(answers: list[list[int]]) -> None:
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -37,7 +37,7 @@ def check(family: str, seed: int, folder: Path) -> None:
 
     equals(greedy(forward, prompts, NEW))
     equals(greedy(forward, prompts, NEW, chunk=3))
-    if not forward.recurrent:
+    if not forward.has_recurrent_state:
         prompts[1:] = [prompts[0][:8] + prompt for prompt in prompts[1:2]]
         batch = Batch(forward)
         first = batch.add(prompts[0])

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from meshwright.errors import DamagedFile, InputError
-from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.engine.start import check_start
-from meshwright.run.serve.model.gguf_file import context_of
-from meshwright.run.serve.model.load import load_served
-from meshwright.run.serve.model.words import Words, load_words
+from meshwright.run.serve.engine.engine_config import EngineConfig
+from meshwright.run.serve.engine.startup import validate_engine_config
+from meshwright.run.serve.model.gguf_file import read_context_length
+from meshwright.run.serve.model.loader import load_served_model
+from meshwright.run.serve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.run.nn.huggingface.reference import logits_of, reference, tokens_of
 from tests.run.serve.model.gguf_made import gguf, rounded, write_gguf
 
@@ -36,7 +36,7 @@ def test_logits_are_those_of_transformers(
     if kind != "F32":
         rounded(theirs, kind)
     tokens_BT = tokens_of(theirs, length=20)
-    decoder = load_served(tmp_path / "m.gguf", dtype=torch.float32)
+    decoder = load_served_model(tmp_path / "m.gguf", dtype=torch.float32)
     with torch.no_grad():
         found = decoder(tokens_BT)
     torch.testing.assert_close(found, logits_of(theirs, tokens_BT), atol=1e-4, rtol=0)
@@ -52,7 +52,7 @@ def test_wavelengths_stretched_as_llama_3_are_read(tmp_path: Path) -> None:
     stretch = plain / theirs.model.rotary_emb.inv_freq
     assert stretch.max() > 2
     write_gguf(tmp_path / "m.gguf", theirs, stretch=stretch)
-    decoder = load_served(tmp_path / "m.gguf", dtype=torch.float32)
+    decoder = load_served_model(tmp_path / "m.gguf", dtype=torch.float32)
     tokens_BT = tokens_of(theirs, length=50)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -91,18 +91,20 @@ def test_byte_level_words_are_those_they_were_made_of(
                          "template": template}  # fmt: skip
     theirs = reference("llama", {**SIZES, "vocab_size": tokenizer.get_vocab_size()})
     write_gguf(tmp_path / "m.gguf", theirs, tokenizer=json.dumps(described))
-    words = load_words(tmp_path / "m.gguf")
+    words = load_tokenizer(tmp_path / "m.gguf")
     text = f"<|im_start|>{TEXT}<|im_end|>"
     assert words.encode(text) == tokenizer.encode(text).ids
     assert words.decode(words.encode(text)) == TEXT
     assert words.decode(words.encode(text), skip_special=False) == text
-    assert words.ends == {2}
-    assert words.special["bos_token"] == "<|im_start|>"
-    assert words.chat([{"role": "user", "content": "x"}]) == "<|im_start|>x<|im_end|>"
+    assert words.eos_token_ids == {2}
+    assert words.special_tokens["bos_token"] == "<|im_start|>"
+    assert (
+        words.apply_chat_template([{"role": "user", "content": "x"}]) == "<|im_start|>x<|im_end|>"
+    )
     assert words.encode("<|im_start|>x", special=False)[0] == 1
 
 
-def pieces(tmp_path: Path) -> Words:
+def pieces(tmp_path: Path) -> Tokenizer:
     """Return the words of a small SentencePiece vocabulary, with bytes for what it lacks."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     whole = ["▁", "▁t", "he", "▁the", "t", "h", "e", "q", "u", "qu", "▁qu", "i", "c", "k"]
@@ -116,13 +118,13 @@ def pieces(tmp_path: Path) -> Words:
     }  # fmt: skip
     theirs = reference("llama", {**SIZES, "vocab_size": len(tokens)})
     write_gguf(tmp_path / "m.gguf", theirs, tokenizer=json.dumps(described))
-    return load_words(tmp_path / "m.gguf")
+    return load_tokenizer(tmp_path / "m.gguf")
 
 
 def test_pieces_by_score_are_those_of_transformers(tmp_path: Path) -> None:
     words = pieces(tmp_path)
     ids = words.encode("the quick é")
-    shown = [words.token(each) for each in ids]
+    shown = [words.id_to_token(each) for each in ids]
     assert shown == ["<s>", "▁the", "▁qu", "i", "c", "k", "▁", "<0xC3>", "<0xA9>"]
     assert words.decode(ids) == "the quick é"
 
@@ -138,7 +140,7 @@ def test_what_is_not_read_is_refused(facts: dict[str, Any], match: str, tmp_path
     theirs = reference("llama", SIZES)
     write_gguf(tmp_path / "m.gguf", theirs, **facts)
     with pytest.raises(InputError, match=match):
-        load_served(tmp_path / "m.gguf")
+        load_served_model(tmp_path / "m.gguf")
 
 
 def test_a_context_that_is_too_short_is_told_by_the_first_facts_alone(tmp_path: Path) -> None:
@@ -151,14 +153,14 @@ def test_a_context_that_is_too_short_is_told_by_the_first_facts_alone(tmp_path: 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    check_start(path, EngineSettings(max_length=64))
+    validate_engine_config(path, EngineConfig(max_model_len=64))
     with pytest.raises(InputError, match="65 is more than the 64 tokens"):
-        check_start(path, EngineSettings(max_length=65))
+        validate_engine_config(path, EngineConfig(max_model_len=65))
     whole = path.read_bytes()
-    assert {context_of(path)} == {64}
+    assert {read_context_length(path)} == {64}
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
-        assert context_of(path) is None
+        assert read_context_length(path) is None
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
@@ -168,6 +170,6 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     for size in (4, 20, 300, len(data) // 2):
         (tmp_path / "cut.gguf").write_bytes(data[:size])
         with pytest.raises(DamagedFile, match="fetch it again"):
-            load_served(tmp_path / "cut.gguf")
+            load_served_model(tmp_path / "cut.gguf")
     with pytest.raises(InputError, match="no such file"):
-        load_served(tmp_path / "none.gguf")
+        load_served_model(tmp_path / "none.gguf")

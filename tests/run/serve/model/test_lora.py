@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from meshwright.errors import InputError
-from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.graphs import Graphs
-from meshwright.run.serve.model.load import load_served
-from meshwright.run.serve.model.lora import Adapters
-from meshwright.run.serve.model.quantise import quantise
-from meshwright.run.serve.model.step import Row, step_of
+from meshwright.run.serve.engine.model_runner.decode_graphs import DecodeGraphs
+from meshwright.run.serve.model.forward_batch import BatchRow, build_forward_batch
+from meshwright.run.serve.model.kv_cache import PagedKVCache
+from meshwright.run.serve.model.loader import load_served_model
+from meshwright.run.serve.model.lora import LoRAManager
+from meshwright.run.serve.model.quantization import quantize_model
+from meshwright.run.serve.model.served_model import ServedModel
 from tests.run.nn.huggingface.drawn import draw
 from tests.run.nn.huggingface.reference import logits_of, reference
 from tests.run.serve.model.greedy import random_prompts
@@ -57,15 +57,15 @@ def test_each_row_has_its_own_adapter(family: str, tmp_path: Path) -> None:
         adapter(tmp_path / "one", theirs, 2, 1),
         adapter(tmp_path / "two", theirs, 4, 2, use_rslora=True),
     ]
-    decoder = load_served(tmp_path / "base", dtype=torch.float32)
-    forward = Forward(decoder, PagedCache(decoder, 32, 4), max_length=24)
-    adapters = Adapters(forward, slots=3, rank=4)
+    decoder = load_served_model(tmp_path / "base", dtype=torch.float32)
+    forward = ServedModel(decoder, PagedKVCache(decoder, 32, 4), max_model_len=24)
+    adapters = LoRAManager(forward, slots=3, max_lora_rank=4)
     slots = [-1, *(adapters.load(name, tmp_path / name) for name in ("one", "two"))]
     prompts = random_prompts(decoder.model.vocab)
 
-    def rows(tokens: list[list[int]], begins: list[int]) -> list[Row]:
+    def rows(tokens: list[list[int]], begins: list[int]) -> list[BatchRow]:
         return [
-            Row(part, begin, range(8 * at, 8 * at + 8), at, adapter=slot)
+            BatchRow(part, begin, range(8 * at, 8 * at + 8), at, lora_slot=slot)
             for at, (part, begin, slot) in enumerate(zip(tokens, begins, slots, strict=True))
         ]
 
@@ -75,13 +75,13 @@ def test_each_row_has_its_own_adapter(family: str, tmp_path: Path) -> None:
             # Squared activations let rounding grow; another adapter would be off by the whole.
             assert (logits - wanted).norm() < 1e-3 * wanted.norm()
 
-    graphs = Graphs(forward, 4, adapters=True)
-    equals(graphs.run(step_of(rows(prompts, [0, 0, 0]), 4)), prompts)
-    step = step_of(rows([[3], [4], [5]], [len(prompt) for prompt in prompts]), 4)
+    graphs = DecodeGraphs(forward, 4, adapters=True)
+    equals(graphs.run(build_forward_batch(rows(prompts, [0, 0, 0]), 4)), prompts)
+    step = build_forward_batch(rows([[3], [4], [5]], [len(prompt) for prompt in prompts]), 4)
     equals(graphs.run(step), [[*p, t] for p, t in zip(prompts, (3, 4, 5), strict=True)])
     adapters.unload("one")
     models[1] = theirs
-    equals(forward.run(step_of(rows(prompts, [0, 0, 0]), 4)), prompts)
+    equals(forward.forward(build_forward_batch(rows(prompts, [0, 0, 0]), 4)), prompts)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
@@ -91,12 +91,12 @@ def test_adapters_stand_beside_quantised_weights(kind: Any, tmp_path: Path) -> N
     theirs = reference("llama", sizes)
     theirs.save_pretrained(tmp_path / "base")
     merged = adapter(tmp_path / "one", theirs, 2, 1)
-    decoder = load_served(tmp_path / "base", dtype=torch.float32)
-    quantise(decoder, kind)
-    forward = Forward(decoder, PagedCache(decoder, 32, 4))
-    slot = Adapters(forward).load("one", tmp_path / "one")
+    decoder = load_served_model(tmp_path / "base", dtype=torch.float32)
+    quantize_model(decoder, kind)
+    forward = ServedModel(decoder, PagedKVCache(decoder, 32, 4))
+    slot = LoRAManager(forward).load("one", tmp_path / "one")
     prompt = random_prompts(96)[0]
-    found = forward.run(step_of([Row(prompt, 0, range(8), adapter=slot)], 4))
+    found = forward.forward(build_forward_batch([BatchRow(prompt, 0, range(8), lora_slot=slot)], 4))
     wanted = logits_of(merged, torch.tensor([prompt]))[0, -1]
     base = logits_of(theirs, torch.tensor([prompt]))[0, -1]
     assert (found[0] - wanted).norm() < 0.5 * (base - wanted).norm()
@@ -105,8 +105,10 @@ def test_adapters_stand_beside_quantised_weights(kind: Any, tmp_path: Path) -> N
 def test_what_is_no_adapter_of_the_model_is_refused(tmp_path: Path) -> None:
     theirs = reference("llama", draw("llama", 0))
     theirs.save_pretrained(tmp_path / "base")
-    decoder = load_served(tmp_path / "base", dtype=torch.float32)
-    adapters = Adapters(Forward(decoder, PagedCache(decoder, 4, 4)), slots=1, rank=2)
+    decoder = load_served_model(tmp_path / "base", dtype=torch.float32)
+    adapters = LoRAManager(
+        ServedModel(decoder, PagedKVCache(decoder, 4, 4)), slots=1, max_lora_rank=2
+    )
     adapter(tmp_path / "wide", theirs, 4, 1)
     adapter(tmp_path / "good", theirs, 2, 1)
     other = reference("gpt_neox", draw("gpt_neox", 0))

@@ -8,9 +8,9 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.pooling import embed
+from meshwright.run.serve.model.kv_cache import PagedKVCache
+from meshwright.run.serve.model.pooling import pool_embeddings
+from meshwright.run.serve.model.served_model import ServedModel
 from tests.run.serve.model.greedy import random_prompts
 from tests.run.serve.model.small import DEVICE, hybrid, small
 
@@ -24,16 +24,21 @@ def test_vectors_are_pooled(make: Callable[[], Decoder], pooling: Any, batch_tok
     wanted = []
     with torch.no_grad():
         for prompt in prompts:
-            hidden = decoder.hidden(torch.tensor([prompt], device=DEVICE))[0]
+            hidden = decoder.compute_hidden_states(torch.tensor([prompt], device=DEVICE))[0]
             pooled = hidden.mean(0) if pooling == "mean" else hidden[-1]
             wanted.append(pooled / pooled.norm())
-    forward = Forward(decoder, PagedCache(decoder, 16, 4))
+    forward = ServedModel(decoder, PagedKVCache(decoder, 16, 4))
     tables = [range(5), range(5, 10), range(10, 15)]
-    found = embed(forward, prompts, tables, pooling=pooling, batch_tokens=batch_tokens)
+    found = pool_embeddings(forward, prompts, tables, pooling=pooling, batch_tokens=batch_tokens)
     torch.testing.assert_close(found, torch.stack(wanted), atol=1e-5, rtol=1e-4)
 
 
 def test_unknown_pooling_is_refused() -> None:
     decoder = small()
     with pytest.raises(InputError, match="mean"):
-        embed(Forward(decoder, PagedCache(decoder, 4, 4)), [[1]], [[0]], pooling="max")  # type: ignore[arg-type]
+        pool_embeddings(
+            ServedModel(decoder, PagedKVCache(decoder, 4, 4)),
+            [[1]],
+            [[0]],
+            pooling="max",  # type: ignore[arg-type]
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from meshwright.run.serve.asked import TokenLogprob
+from meshwright.run.serve.request import TokenLogprob
 from scripts.serve_features import IDLE
 from tests.run.serve.pairs.asked import asks, expected, kinds_of, plain_engine
 from tests.run.serve.pairs.heard import Choice, Heard, Trial
@@ -24,12 +24,12 @@ def check(trial: Trial) -> None:
             assert SEEN[name](trial), f"nothing was seen of {name}"
     for each in trial.engines:
         assert each.engine.is_idle
-        assert each.engine.batcher.pool.held == 0
+        assert each.engine.scheduler.block_pool.used_block_count == 0
         each.engine.close()
 
 
 def _same(found: Choice, want: Choice) -> None:
-    if found.finish == "cancelled":
+    if found.finish == "abort":
         assert found.tokens == want.tokens[: len(found.tokens)]
         assert want.text.startswith(found.text)
     else:
@@ -40,10 +40,12 @@ def _same(found: Choice, want: Choice) -> None:
 
 
 def _as_likely(found: list[TokenLogprob], want: list[TokenLogprob]) -> None:
-    assert [each.token for each in found] == [each.token for each in want]
+    assert [each.token_id for each in found] == [each.token_id for each in want]
     for one, other in zip(found, want, strict=True):
         assert abs(one.logprob - other.logprob) < 1e-3
-        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert [token for token, _ in one.top_logprobs] == [
+            token for token, _ in other.top_logprobs
+        ]
 
 
 def _without(trial: Trial, name: str) -> bool:
@@ -60,8 +62,8 @@ def _without(trial: Trial, name: str) -> bool:
 
 def _prompts_alone(trial: Trial) -> bool:
     return not any(
-        any(not part.checks for part in orders.parts)
-        and (decodes or any(part.checks for part in orders.parts))
+        any(not part.verifies_drafts for part in orders.chunks)
+        and (decodes or any(part.verifies_drafts for part in orders.chunks))
         for decodes, orders in trial.steps
     )
 
@@ -70,13 +72,13 @@ def _vectors(trial: Trial) -> bool:
     """Say whether vectors are those of the same prompts alone, and of the adapter where one is."""
     kept = tuple(name for name in ("int4", "fp8") if trial.has(name))
     kinds, wave, found = kinds_of(trial.features), trial.heard[1:], torch.tensor(trial.vectors)
-    prompts = [wave[0].ask.prompt, wave[-1].ask.prompt]
-    plain = torch.tensor(plain_engine((*kinds, *kept)).upkeep.embed(prompts))
+    prompts = [wave[0].ask.prompt_token_ids, wave[-1].ask.prompt_token_ids]
+    plain = torch.tensor(plain_engine((*kinds, *kept)).lifecycle.embed(prompts))
     if not trial.has("adapter"):
         return torch.allclose(found, plain, atol=1e-4)
     if kept:
         engine = plain_engine((*kinds, *kept, "adapter"))
-        alone = torch.tensor(engine.upkeep.embed(prompts, adapter="poet"))
+        alone = torch.tensor(engine.lifecycle.embed(prompts, adapter="poet"))
     else:
         alone = torch.stack([_pooled(bare(kinds, merged=True), prompt) for prompt in prompts])
     return torch.allclose(found, alone, atol=1e-4) and not torch.allclose(found, plain, atol=1e-2)
@@ -84,7 +86,7 @@ def _vectors(trial: Trial) -> bool:
 
 @torch.no_grad()
 def _pooled(decoder: Any, prompt: Sequence[int]) -> torch.Tensor:
-    hidden_TD = decoder.hidden(torch.tensor([prompt]))[0]
+    hidden_TD = decoder.compute_hidden_states(torch.tensor([prompt]))[0]
     return torch.nn.functional.normalize(hidden_TD.float().sum(0), dim=0)
 
 
@@ -93,7 +95,7 @@ def _finishes(trial: Trial) -> list[str | None]:
 
 
 def _hits(trial: Trial) -> bool:
-    hits = trial.engines[0].engine.gauges().prefix_hits
+    hits = trial.engines[0].engine.stats().prefix_hits
     idle = {name for pair in IDLE if "prefix" in pair for name in pair} - {"prefix"}
     return hits == 0 if idle & set(trial.features) else hits >= 16
 
@@ -101,62 +103,66 @@ def _hits(trial: Trial) -> bool:
 def _captured(trial: Trial) -> bool:
     """Say whether steps with prompts were computed as graphs have them, unless they cannot be."""
     runners: list[Any] = [each.engine.runner for each in trial.engines]
-    mixed = [getattr(runner, "_runner", runner).mixed for runner in runners]
+    mixed = [getattr(runner, "_runner", runner).mixed_graphs for runner in runners]
     steps: int = sum(each.steps for each in mixed if each is not None)
     idle = {name for pair in IDLE if "captured" in pair for name in pair} - {"captured"}
     return steps == 0 if idle & set(trial.features) else steps > 0
 
 
 def _bound(heard: Heard) -> str:
-    grammar = heard.ask.sampling.grammar
+    grammar = heard.ask.sampling_params.structured_outputs
     return "" if grammar is None else grammar.text
 
 
 SEEN: dict[str, Callable[[Trial], bool]] = {
     "prefix": _hits,
     "chunks": lambda trial: (
-        max(len(p.tokens) for _, orders in trial.steps for p in orders.parts if not p.checks) == 5
+        max(len(p.token_ids) for _,
+        orders in trial.steps for p in orders.chunks if not p.verifies_drafts) == 5
     ),
     "apart": _prompts_alone,
     "captured": _captured,
-    "recompute": lambda trial: any(e.engine.batcher.preemptions for e in trial.engines),
-    "swap": lambda trial: any(orders.moved_in for _, orders in trial.steps),
+    "recompute": lambda trial: any(e.engine.scheduler.num_preemptions for e in trial.engines),
+    "swap": lambda trial: any(orders.swap_in for _, orders in trial.steps),
     "choices": lambda trial: all(len(heard.choices) == 3 for heard in trial.heard),
     "seed": lambda trial: _without(trial, "seed"),
     "penalties": lambda trial: _without(trial, "penalties"),
     "logprobs": lambda trial: all(
-        len(told.top) == 2
+        len(told.top_logprobs) == 2
         for heard in trial.heard for choice in heard.choices for told in choice.logprobs
     ),
     "stop": lambda trial: any(
-        finish == "stop" and heard.ask.sampling.stop
+        finish == "stop" and heard.ask.sampling_params.stop
         for heard in trial.heard for finish in (choice.finish for choice in heard.choices)
     ),
-    "grammar": lambda trial: any(
+    "structured_outputs": lambda trial: any(
         choice.finish == "stop" and re.fullmatch(_bound(heard), choice.text) is not None
         for heard in trial.heard for choice in heard.choices
     ) or trial.has("stop"),
-    "guesses": lambda trial: any(
-        part.checks and len(part.tokens) > 1 for _, orders in trial.steps for part in orders.parts
+    "ngram": lambda trial: any(
+        part.verifies_drafts and len(part.token_ids) > 1 for _,
+        orders in trial.steps for part in orders.chunks
     ),
     "draft": lambda trial: any(
         choice.at_once > 1 for heard in trial.heard for choice in heard.choices
     ),
-    "told": lambda trial: all(
-        len(choice.told) == len(heard.ask.prompt) - 1
-        for heard in trial.heard for choice in heard.choices if choice.finish != "cancelled"
+    "prompt_logprobs": lambda trial: all(
+        len(choice.told) == len(heard.ask.prompt_token_ids) - 1
+        for heard in trial.heard for choice in heard.choices if choice.finish != "abort"
     ),
     "adapter": lambda trial: _without(trial, "adapter"),
-    "fp8": lambda trial: trial.engines[0].engine.runner.cache.dtype == torch.float8_e4m3fn,
+    "fp8": lambda trial: trial.engines[0].engine.runner.kv_cache.dtype == torch.float8_e4m3fn,
     "int4": lambda trial: any(
         weight.dtype == torch.uint8
-        for weight in trial.engines[0].engine.runner.forward.decoder.parameters()
+        for weight in trial.engines[0].engine.runner.model.decoder.parameters()
     ),
     "embeddings": _vectors,
-    "cancel": lambda trial: _finishes(trial).count("cancelled") >= 2,
+    "cancel": lambda trial: _finishes(trial).count("abort") >= 2,
     "priority": lambda trial: min(trial.heard[1:], key=lambda h: h.order).ask.priority == 1,
-    "parcels": lambda trial: trial.parcels == len(trial.heard),
-    "invariant": lambda trial: trial.engines[0].engine.runner.forward.now.invariant,
+    "kv_transfer": lambda trial: trial.transfers == len(trial.heard),
+    "batch_invariant": lambda trial: (
+        trial.engines[0].engine.runner.model.forward_context.batch_invariant
+    ),
     "sleep": lambda trial: trial.slept,
     "ranks": lambda _: torch.distributed.get_world_size() == 2,
 }  # fmt: skip

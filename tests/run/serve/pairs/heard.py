@@ -6,10 +6,10 @@ from itertools import count
 
 import msgspec
 
-from meshwright.run.serve.asked import Ask, Piece, TokenLogprob
-from meshwright.run.serve.engine.orders import Orders
-from meshwright.run.serve.engine.start import Started
-from meshwright.run.serve.parcels import collect
+from meshwright.run.serve.engine.model_input import ModelInput
+from meshwright.run.serve.engine.startup import StartedEngine
+from meshwright.run.serve.kv_transfer.transport import receive_kv
+from meshwright.run.serve.request import Request, RequestOutput, TokenLogprob
 
 
 class Choice(msgspec.Struct):
@@ -29,13 +29,13 @@ class Choice(msgspec.Struct):
 class Heard:
     """The answers to one ask."""
 
-    ask: Ask
+    ask: Request
     choices: list[Choice] = field(init=False)
     order: int = -1
     error: str = ""
 
     def __post_init__(self) -> None:
-        self.choices = [Choice() for _ in range(self.ask.sampling.n)]
+        self.choices = [Choice() for _ in range(self.ask.sampling_params.n)]
 
 
 @dataclass
@@ -44,32 +44,32 @@ class Trial:
 
     features: tuple[str, str]
     heard: list[Heard] = field(default_factory=list)
-    steps: list[tuple[bool, Orders]] = field(default_factory=list)
+    steps: list[tuple[bool, ModelInput]] = field(default_factory=list)
     """Whether rows decoded, and what else a step did."""
     vectors: list[list[float]] = field(default_factory=list)
     slept: bool = False
-    parcels: int = 0
-    engines: list[Started] = field(default_factory=list)
+    transfers: int = 0
+    engines: list[StartedEngine] = field(default_factory=list)
 
     def has(self, name: str) -> bool:
         return name in self.features
 
 
-def answered(trial: Trial, started: Started, wave: list[Ask]) -> None:
+def answered(trial: Trial, started: StartedEngine, wave: list[Request]) -> None:
     engine, number = started.engine, count()
 
-    def sink_of(heard: Heard) -> Callable[[Piece], None]:
-        def sink(piece: Piece) -> None:
+    def sink_of(heard: Heard) -> Callable[[RequestOutput], None]:
+        def sink(piece: RequestOutput) -> None:
             # A token that is brought comes before there is any turn.
-            if heard.order < 0 and (heard.ask.brought is None or heard.choices[0].tokens):
+            if heard.order < 0 and (heard.ask.remote_kv is None or heard.choices[0].tokens):
                 heard.order = next(number)
-            choice = heard.choices[piece.choice]
-            choice.tokens += piece.tokens
+            choice = heard.choices[piece.index]
+            choice.tokens += piece.token_ids
             choice.text += piece.text
             choice.logprobs += piece.logprobs
             choice.told += piece.prompt_logprobs
-            choice.at_once = max(choice.at_once, len(piece.tokens))
-            choice.finish = piece.finish or choice.finish
+            choice.at_once = max(choice.at_once, len(piece.token_ids))
+            choice.finish = piece.finish_reason or choice.finish
             heard.error = heard.error or piece.error
 
         return sink
@@ -78,25 +78,27 @@ def answered(trial: Trial, started: Started, wave: list[Ask]) -> None:
     for ask in wave:
         heard = Heard(ask)
         trial.heard.append(heard)
-        brought = None if ask.brought is None else collect(ask.brought)
-        under_way.append(engine.add(ask, sink_of(heard), brought))
+        brought = None if ask.remote_kv is None else receive_kv(ask.remote_kv)
+        under_way.append(engine.add_request(ask, sink_of(heard), brought))
     if len(wave) > 1 and trial.has("embeddings"):
         turns(started, 4)
         adapter = "poet" if trial.has("adapter") else None
-        trial.vectors = started.upkeep.embed([wave[0].prompt, wave[-1].prompt], adapter=adapter)
+        trial.vectors = started.lifecycle.embed(
+            [wave[0].prompt_token_ids, wave[-1].prompt_token_ids], adapter=adapter
+        )
     if len(wave) > 1 and trial.has("cancel"):
         # One that may wait still, and one that is being answered.
-        engine.cancel(under_way[-1])
+        engine.abort(under_way[-1])
         turns(started, 5)
-        engine.cancel(under_way[1])
+        engine.abort(under_way[1])
     turns(started)
 
 
-def turns(started: Started, most: int = 2000) -> None:
+def turns(started: StartedEngine, most: int = 2000) -> None:
     engine = started.engine
     for _ in range(most):
-        busy = engine.turn()
-        for sink, piece in engine.outbox():
+        busy = engine.step()
+        for sink, piece in engine.take_outputs():
             sink(piece)
         if not busy and engine.is_idle:
             return

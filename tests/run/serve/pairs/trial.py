@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import msgspec
 
-from meshwright.run.serve.asked import Ask, Piece
-from meshwright.run.serve.engine.answer import Answer
-from meshwright.run.serve.engine.guessing import LookedUp
-from meshwright.run.serve.engine.orders import Orders
-from meshwright.run.serve.engine.start import Started, start_engine
+from meshwright.run.serve.engine.model_input import ModelInput
+from meshwright.run.serve.engine.sequence_state import SequenceState
+from meshwright.run.serve.engine.spec_decode.ngram_proposer import NgramProposer
+from meshwright.run.serve.engine.startup import StartedEngine, start_engine
+from meshwright.run.serve.request import Request, RequestOutput
 from tests.run.serve.pairs.asked import asks, expected, kinds_of, settings_of
 from tests.run.serve.pairs.heard import Trial, answered, turns
 from tests.run.serve.served_folders import named
@@ -19,17 +19,17 @@ from tests.run.serve.served_folders import named
 
 def tried(features: tuple[str, str]) -> Trial:
     """Ask with two features at once."""
-    with patch.object(LookedUp, "_lookup", _knowing(features)):
+    with patch.object(NgramProposer, "_lookup", _knowing(features)):
         return _tried(features)
 
 
 def _knowing(features: tuple[str, str]) -> Any:
     """Look up what answers ought to be, every third token wrong: random models repeat nothing."""
-    known = {ask.prompt: ask for ask in asks(features)} if "guesses" in features else {}
+    known = {ask.prompt_token_ids: ask for ask in asks(features)} if "ngram" in features else {}
 
-    def lookup(_: LookedUp, answer: Answer) -> Any:
-        whole = expected(features, known[answer.ask.prompt])[answer.choice].tokens
-        ahead = enumerate(whole[answer.written :], answer.written)
+    def lookup(_: NgramProposer, answer: SequenceState) -> Any:
+        whole = expected(features, known[answer.request.prompt_token_ids])[answer.index].tokens
+        ahead = enumerate(whole[answer.output_token_count :], answer.output_token_count)
         guessed = [token if place % 3 else 7 for place, token in ahead]
         return SimpleNamespace(propose=lambda most: guessed[:most])
 
@@ -42,16 +42,18 @@ def _tried(features: tuple[str, str]) -> Trial:
     trial.engines.append(
         _among_ranks(features) if trial.has("ranks") else start_engine(source, settings)
     )
-    if trial.has("parcels"):
-        trial.engines[0].engine.check(msgspec.structs.replace(wanted[0], hands_over=True))
+    if trial.has("kv_transfer"):
+        trial.engines[0].engine.validate_request(
+            msgspec.structs.replace(wanted[0], do_remote_decode=True)
+        )
         trial.engines.append(start_engine(source, settings))
     if trial.has("sleep"):
         for each in trial.engines:
             answered(Trial(("", "")), each, wanted[:1])
-            each.upkeep.sleep()
-            weights = each.engine.runner.forward.decoder.parameters()
+            each.lifecycle.sleep()
+            weights = each.engine.runner.model.decoder.parameters()
             trial.slept = sum(weight.numel() for weight in weights) == 0
-            each.upkeep.wake()
+            each.lifecycle.wake_up()
     for each in trial.engines:
         _watch(trial, each)
     # What the first leaves in the cache is there for the others.
@@ -60,7 +62,7 @@ def _tried(features: tuple[str, str]) -> Trial:
     return trial
 
 
-def _among_ranks(features: Sequence[str]) -> Started:
+def _among_ranks(features: Sequence[str]) -> StartedEngine:
     """Start an engine of several ranks, of which a process has one."""
     said = (kinds_of(features), msgspec.json.encode(settings_of(features)))
     if said not in _RANKS:
@@ -68,31 +70,31 @@ def _among_ranks(features: Sequence[str]) -> Started:
     return _RANKS[said]
 
 
-_RANKS: dict[tuple[tuple[str, ...], bytes], Started] = {}
+_RANKS: dict[tuple[tuple[str, ...], bytes], StartedEngine] = {}
 
 
-def _handed(trial: Trial, ask: Ask) -> Ask:
+def _handed(trial: Trial, ask: Request) -> Request:
     """Let the first engine compute a prompt, where prompts are handed over."""
-    if not trial.has("parcels"):
+    if not trial.has("kv_transfer"):
         return ask
-    heard: list[Piece] = []
+    heard: list[RequestOutput] = []
     engine = trial.engines[0].engine
-    engine.add(msgspec.structs.replace(ask, hands_over=True), heard.append)
+    engine.add_request(msgspec.structs.replace(ask, do_remote_decode=True), heard.append)
     turns(trial.engines[0])
     (piece,) = heard
-    assert piece.parcel is not None, piece
-    trial.parcels += 1
-    return msgspec.structs.replace(ask, brought=piece.parcel)
+    assert piece.kv_handle is not None, piece
+    trial.transfers += 1
+    return msgspec.structs.replace(ask, remote_kv=piece.kv_handle)
 
 
-def _watch(trial: Trial, started: Started) -> None:
+def _watch(trial: Trial, started: StartedEngine) -> None:
     runner = started.engine.runner
-    compute = runner.compute
+    compute = runner.execute_model
     alone: Any = getattr(runner, "_runner", runner)
 
-    def watched(orders: Orders) -> Any:
+    def watched(orders: ModelInput) -> Any:
         done = compute(orders)
         trial.steps.append((bool(alone._decoding), orders))
         return done
 
-    runner.compute = watched  # type: ignore[method-assign]
+    runner.execute_model = watched  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from meshwright.run.serve.server import ServerSettings, serve_app
+from meshwright.run.serve.server import ServerConfig, create_app
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -62,8 +62,8 @@ async def _ask(app: Starlette, path: str, body: dict[str, Any]) -> None:
 async def grown(warm_up: int, more: int) -> dict[str, Any]:
     """Return what there is more of after some more turns, and what the server holds."""
     engine = PretendEngine()
-    settings = ServerSettings(model="parrot", access_log=False)
-    app = serve_app(engine, Bytes(), settings)
+    settings = ServerConfig(model="parrot", access_log=False)
+    app = create_app(engine, Bytes(), settings)
 
     async def ask(times: int) -> Counter[str]:
         for _ in range(times):
@@ -79,8 +79,12 @@ async def grown(warm_up: int, more: int) -> dict[str, Any]:
     return {
         # A handful may come with the interpreter itself; what leaks comes with every turn.
         "grown": {name: count for name, count in (after - before).items() if count > more // 2},
-        "held": [desk.traffic.waiting, len(desk.traffic.calls), desk.figures.under_way],
-        "aborted": desk.figures.ends["abort"],
+        "held": [
+            desk.admission.queued_requests,
+            len(desk.admission.requests),
+            desk.metrics.requests_in_progress,
+        ],
+        "aborted": desk.metrics.finish_reasons["abort"],
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 
 TEXT = "/v1/completions"
@@ -14,11 +14,11 @@ LONG = {"prompt": "x" * 3000, "max_tokens": 900, "stream": True}
 
 
 @contextmanager
-def serving(**told: Any) -> Iterator[tuple[Served, PretendEngine]]:
+def serving(**told: Any) -> Iterator[tuple[BackgroundServer, PretendEngine]]:
     """Serve with some settings."""
     engine = PretendEngine()
-    settings = ServerSettings(**{"model": "parrot", "port": 0, "drain_s": 5.0, **told})
-    with Served(serve_app(engine, Bytes(), settings), settings) as served:
+    settings = ServerConfig(**{"model": "parrot", "port": 0, "shutdown_timeout_s": 5.0, **told})
+    with BackgroundServer(create_app(engine, Bytes(), settings), settings) as served:
         yield served, engine
 
 

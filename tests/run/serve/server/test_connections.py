@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from meshwright.run.serve.server import Served, running
+from meshwright.run.serve.server import BackgroundServer, http_server
 from tests.run.serve.server.serving import LONG, TEXT, serving, until
 from tests.run.serve.server.wire import send
 
 BEGUN = b"GET /health HTTP/1.1\r\nhost: here\r\n"
 
 
-def connected(served: Served, *, room: int | None = None) -> socket.socket:
+def connected(served: BackgroundServer, *, room: int | None = None) -> socket.socket:
     """Return a connection whose client has so little room for what it does not read."""
     line = socket.socket()
     line.settimeout(30)
@@ -40,15 +40,15 @@ def asked(body: object) -> bytes:
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
-def alone(served: Served) -> bool:
+def alone(served: BackgroundServer) -> bool:
     """Tell whether whoever asks for the figures is the only one under way."""
     page = send(served.url, "/metrics").body
-    return re.search(rb"requests_under_way\{.*\} 1\.0", page) is not None
+    return re.search(rb"requests_in_progress\{.*\} 1\.0", page) is not None
 
 
 def test_an_answer_that_nobody_reads_is_given_up() -> None:
     unread = {**LONG, "n": 16, "logprobs": 5}
-    with serving(unread_s=0.3) as (served, engine):
+    with serving(write_timeout_s=0.3) as (served, engine):
         with closing(connected(served, room=4096)) as line:
             line.sendall(asked(unread))
             until(lambda: engine.asked)
@@ -57,7 +57,7 @@ def test_an_answer_that_nobody_reads_is_given_up() -> None:
 
 
 def test_an_answer_that_is_read_slowly_goes_on() -> None:
-    with serving(unread_s=0.3) as (served, _), closing(connected(served, room=4096)) as line:
+    with serving(write_timeout_s=0.3) as (served, _), closing(connected(served, room=4096)) as line:
         line.sendall(asked({**LONG, "n": 4, "logprobs": 5}))
         got = b""
         until_s = time.monotonic() + 1.5
@@ -71,14 +71,14 @@ def test_an_answer_that_is_read_slowly_goes_on() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /he", BEGUN, b"\r\n\r\n"], ids=repr)
 def test_a_head_that_does_not_end_is_not_waited_for(sent: bytes) -> None:
-    with serving(head_s=0.2) as (served, _), closing(connected(served)) as line:
+    with serving(header_timeout_s=0.2) as (served, _), closing(connected(served)) as line:
         line.sendall(sent)
         assert rest(line) == b""
 
 
 @pytest.mark.parametrize("sent", [b"\r\n", b"GET /he"], ids=repr)
 def test_nor_is_that_of_a_second_request(sent: bytes) -> None:
-    with serving(head_s=0.2) as (served, _), closing(connected(served)) as line:
+    with serving(header_timeout_s=0.2) as (served, _), closing(connected(served)) as line:
         line.sendall(BEGUN + b"\r\n")
         assert b"200 OK" in line.recv(4096)
         line.sendall(sent)
@@ -86,7 +86,7 @@ def test_nor_is_that_of_a_second_request(sent: bytes) -> None:
 
 
 def test_a_head_behind_a_request_that_is_answered_does_not_end_that() -> None:
-    with serving(head_s=0.1) as (served, engine), closing(connected(served)) as line:
+    with serving(header_timeout_s=0.1) as (served, engine), closing(connected(served)) as line:
         engine.held = True
         line.sendall(asked({"prompt": "hello"}) + b"GET /he")
         until(lambda: engine.running)
@@ -99,16 +99,16 @@ def test_a_head_behind_a_request_that_is_answered_does_not_end_that() -> None:
 
 @pytest.mark.parametrize("sent", [b"GET /", BEGUN + b"x-long: ", BEGUN + b"x: y\r\n"], ids=repr)
 def test_a_head_without_end_is_refused(sent: bytes) -> None:
-    with serving(head_bytes=1000) as (served, _), closing(connected(served)) as line:
+    with serving(max_header_bytes=1000) as (served, _), closing(connected(served)) as line:
         line.sendall(sent)
         line.sendall(b"x" * 1001)
         got = rest(line)
         assert got.startswith(b"HTTP/1.1 431 ")
-        assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "head_too_large"
+        assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
 
 
 def test_bodies_are_not_counted_as_heads() -> None:
-    with serving(head_bytes=1000) as (served, _), closing(connected(served)) as line:
+    with serving(max_header_bytes=1000) as (served, _), closing(connected(served)) as line:
         for _ in range(3):
             line.sendall(asked({"prompt": "x" * 2000, "max_tokens": 1}))
             assert b"200 OK" in line.recv(4096)
@@ -127,13 +127,13 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(asks: bytes) -> N
             assert f">{text}".encode() in got
 
 
-@pytest.mark.parametrize("told", [{}, {"body_bytes": 100_000}], ids=["wrong key", "too large"])
+@pytest.mark.parametrize("told", [{}, {"max_body_bytes": 100_000}], ids=["wrong key", "too large"])
 def test_who_is_refused_before_its_body_has_come_may_send_the_rest(
     told: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "secret-key-of-mine" if not told else "")
+    monkeypatch.setenv("MESHWRIGHT_API_KEY", "secret-key-of-mine" if not told else "")
     sent = asked({"prompt": "\r\nUpgrade: " + "x" * 300_000})
-    with serving(head_bytes=1000, **told) as (served, _), closing(connected(served)) as line:
+    with serving(max_header_bytes=1000, **told) as (served, _), closing(connected(served)) as line:
         got = b""
         for begin in range(0, len(sent), 50_000):
             line.sendall(sent[begin : begin + 50_000])
@@ -145,7 +145,10 @@ def test_who_is_refused_before_its_body_has_come_may_send_the_rest(
 
 
 def test_a_refused_body_without_end_is_not_waited_for() -> None:
-    with serving(body_bytes=10, body_s=0.3) as (served, _), closing(connected(served)) as line:
+    with (
+        serving(max_body_bytes=10, body_timeout_s=0.3) as (served, _),
+        closing(connected(served)) as line,
+    ):
         line.sendall(asked({"prompt": "x" * 1000})[:-500])
         assert line.recv(4096).startswith(b"HTTP/1.1 413 ")
         until(lambda: cannot(line, b"x"))
@@ -163,7 +166,7 @@ def cannot(line: socket.socket, send_: bytes) -> bool:
 @pytest.mark.parametrize("kept", [b"keep-alive", b"close"])
 def test_a_whole_answer_that_nobody_reads_holds_no_connection(kept: bytes) -> None:
     ask = asked({**LONG, "prompt": ["x" * 3000] * 6, "n": 16, "logprobs": 5, "stream": False})
-    with serving(unread_s=0.3) as (served, engine):
+    with serving(write_timeout_s=0.3) as (served, engine):
         connections = served._server.server_state.connections
         with closing(connected(served, room=4096)) as line:
             line.sendall(ask.replace(b"\r\n", b"\r\nconnection: " + kept + b"\r\n", 1))
@@ -177,11 +180,11 @@ def test_a_whole_answer_that_nobody_reads_holds_no_connection(kept: bytes) -> No
 def test_who_reads_little_but_steadily_is_not_cut_off(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.3)
     prompts = ["x" * 3000] * (1 if stream else 6)  # streams say everything by many more words
     ask = {**LONG, "prompt": prompts, "n": 16, "logprobs": 5, "stream": stream}
     with (
-        serving(unread_s=0.5) as (served, engine),
+        serving(write_timeout_s=0.5) as (served, engine),
         closing(connected(served, room=4096)) as line,
     ):
         line.sendall(asked(ask))

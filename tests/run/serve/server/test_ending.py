@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.errors import MissingPart
-from meshwright.run.serve.server import Served, ServerSettings, serve_app
-from meshwright.run.serve.server.running import take_address
+from meshwright.errors import MissingDependency
+from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
+from meshwright.run.serve.server.http_server import bind_socket
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.serving import HELLO, TEXT, serving, until
 from tests.run.serve.server.wire import opened, send
@@ -41,7 +41,7 @@ def test_a_server_that_ends_lets_streams_end_first() -> None:
 
 
 def test_a_stream_that_outlasts_the_drain_is_told() -> None:
-    with serving(drain_s=0.1) as (served, engine):
+    with serving(shutdown_timeout_s=0.1) as (served, engine):
         with opened(served.url, TEXT, {**HELLO, "stream": True, "max_tokens": 3}) as line:
             until(lambda: engine.asked)
             engine.held = True
@@ -57,20 +57,20 @@ def test_a_stream_that_outlasts_the_drain_is_told() -> None:
 
 
 def test_an_address_is_one_servers_from_before_it_listens() -> None:
-    (first,) = take_address(ServerSettings(model="parrot", port=0))
+    (first,) = bind_socket(ServerConfig(model="parrot", port=0))
     with first:
         port = first.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
-        with pytest.raises(MissingPart, match=f"{port}: Address already in use"):
-            take_address(ServerSettings(model="parrot", port=port))
+        with pytest.raises(MissingDependency, match=f"{port}: Address already in use"):
+            bind_socket(ServerConfig(model="parrot", port=port))
 
 
-def test_a_server_may_follow_another_at_once(served: Served) -> None:
+def test_a_server_may_follow_another_at_once(served: BackgroundServer) -> None:
     engine, port = PretendEngine(), 0
     for _ in range(3):
-        settings = ServerSettings(model="parrot", port=port, access_log=False)
-        with Served(serve_app(engine, Bytes(), settings), settings) as one:
+        settings = ServerConfig(model="parrot", port=port, access_log=False)
+        with BackgroundServer(create_app(engine, Bytes(), settings), settings) as one:
             port = int(one.url.rpartition(":")[2])
             with socket.create_connection(("127.0.0.1", port)) as asking:
                 asking.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
@@ -80,11 +80,11 @@ def test_a_server_may_follow_another_at_once(served: Served) -> None:
     assert port != int(served.url.rpartition(":")[2])
 
 
-def test_a_taken_address_is_named(served: Served) -> None:
+def test_a_taken_address_is_named(served: BackgroundServer) -> None:
     port = int(served.url.rpartition(":")[2])
-    settings = ServerSettings(model="parrot", port=port)
-    another = Served(serve_app(PretendEngine(), Bytes(), settings), settings)
-    with pytest.raises(MissingPart, match=str(port)):
+    settings = ServerConfig(model="parrot", port=port)
+    another = BackgroundServer(create_app(PretendEngine(), Bytes(), settings), settings)
+    with pytest.raises(MissingDependency, match=str(port)):
         another.__enter__()
 
 
@@ -93,10 +93,10 @@ def run_apart(*engine: str) -> tuple[subprocess.Popen[str], str]:
     code = (
         "from meshwright.run.serve.server import *\n"
         "from tests.run.serve.server.pretend import *\n"
-        "s = ServerSettings(model='parrot', port=0)\n"
+        "s = ServerConfig(model='parrot', port=0)\n"
         "engine = PretendEngine()\n"
         f"{''.join(engine)}\n"
-        "app = serve_app(engine, Bytes(), s)\n"
+        "app = create_app(engine, Bytes(), s)\n"
         "run_server(app, s, started=lambda url: print(url, flush=True))\n"
         "print('in order', engine.closed)\n"
     )

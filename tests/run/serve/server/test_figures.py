@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from meshwright.run.serve.asked import Gauges
-from meshwright.run.serve.server import Served, ServerSettings, serve_app
-from meshwright.run.serve.server.metrics import Tally, one_two_five
-from meshwright.run.serve.server.spans import Spans, spans_from_environment
+from meshwright.run.serve.engine_stats import EngineStats
+from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
+from meshwright.run.serve.server.metrics import HistogramCounter, build_decade_buckets
+from meshwright.run.serve.server.tracing import RequestTracer, tracer_from_environment
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.serving import serving, until
 from tests.run.serve.server.wire import opened, send
@@ -17,7 +17,7 @@ TEXT = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def families(served: Served) -> dict[str, Any]:
+def families(served: BackgroundServer) -> dict[str, Any]:
     """What Prometheus reads after three requests."""
     for body in ({"prompt": "hello"}, {"prompt": "hello", "stream": True}, {"prompt": 1}):
         send(served.url, TEXT, body)
@@ -61,21 +61,23 @@ def test_dashboards_find_their_names(families: dict[str, Any], name: str, kind: 
     assert (labels["model_name"], labels["engine"]) == ("parrot", "0")
 
 
-def states(served: Served, name: str) -> list[Any]:
+def states(served: BackgroundServer, name: str) -> list[Any]:
     """Return what one figure's samples are at this moment."""
     page = send(served.url, "/metrics").body.decode()
     found = [one for one in text_string_to_metric_families(page) if one.name == name]
     return found[0].samples if found else []
 
 
-def test_endpoint_pickers_find_how_large_the_cache_is(served: Served) -> None:
+def test_endpoint_pickers_find_how_large_the_cache_is(served: BackgroundServer) -> None:
     (told,) = states(served, "vllm:cache_config_info")
     assert told.value == 1
     facts = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
     assert [told.labels[name] for name in facts] == ["8", "16", "False"]
 
 
-def test_endpoint_pickers_find_whose_adapters_run(served: Served, engine: PretendEngine) -> None:
+def test_endpoint_pickers_find_whose_adapters_run(
+    served: BackgroundServer, engine: PretendEngine
+) -> None:
     (idle,) = states(served, "vllm:lora_requests_info")
     assert idle.value == pytest.approx(time.time(), abs=60), "the latest labels are the true ones"
     names = ("running_lora_adapters", "waiting_lora_adapters", "max_lora")
@@ -89,7 +91,9 @@ def test_endpoint_pickers_find_whose_adapters_run(served: Served, engine: Preten
     until(lambda: not engine.running)
 
 
-def test_dashboards_see_an_engine_that_sleeps(served: Served, engine: PretendEngine) -> None:
+def test_dashboards_see_an_engine_that_sleeps(
+    served: BackgroundServer, engine: PretendEngine
+) -> None:
     def state() -> list[str]:
         samples = states(served, "vllm:engine_sleep_state")
         assert [one.labels["sleep_state"] for one in samples] == [
@@ -106,11 +110,11 @@ def test_dashboards_see_an_engine_that_sleeps(served: Served, engine: PretendEng
 
 def test_what_is_not_there_is_not_told() -> None:
     class Dead(PretendEngine):
-        def gauges(self) -> Gauges:
-            return Gauges()
+        def stats(self) -> EngineStats:
+            return EngineStats()
 
-    settings = ServerSettings(model="parrot", port=0)
-    with Served(serve_app(Dead(), Bytes(), settings), settings) as served:
+    settings = ServerConfig(model="parrot", port=0)
+    with BackgroundServer(create_app(Dead(), Bytes(), settings), settings) as served:
         assert not states(served, "vllm:cache_config_info")
         assert not states(served, "vllm:lora_requests_info"), "it has no adapters"
 
@@ -162,7 +166,7 @@ def test_a_request_that_fails_before_its_first_token_has_no_time_to_it() -> None
 
 
 def test_one_engine_is_one_of_one_that_is_well(families: dict[str, Any]) -> None:
-    for name in ("meshwright:engines", "meshwright:engines_well", "meshwright:healthy"):
+    for name in ("meshwright:engines", "meshwright:engines_healthy", "meshwright:healthy"):
         assert value(families, name, name) == 1
 
 
@@ -174,7 +178,9 @@ def test_an_engines_own_figures_are_shown_where_they_are_numbers(families: dict[
 @pytest.mark.parametrize(
     "accept", ["", "application/openmetrics-text; version=1.0.0", "text/plain; version=0.0.4"]
 )
-def test_names_keep_their_colons_whatever_a_scraper_takes(served: Served, accept: str) -> None:
+def test_names_keep_their_colons_whatever_a_scraper_takes(
+    served: BackgroundServer, accept: str
+) -> None:
     got = send(served.url, "/metrics", headers={"accept": accept})
     assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b"\nvllm:num_requests_running{" in got.body
@@ -182,12 +188,12 @@ def test_names_keep_their_colons_whatever_a_scraper_takes(served: Served, accept
 
 
 def test_a_bound_is_within_its_range() -> None:
-    tally = Tally((1.0, 2.0))
+    tally = HistogramCounter((1.0, 2.0))
     for one in (0.5, 1.0, 1.5, 2.0, 9.0):
-        tally.add(one)
+        tally.observe(one)
     assert tally.buckets() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
-    assert one_two_five(50) == (1, 2, 5, 10, 20, 50)
-    assert one_two_five(3) == (1, 2)
+    assert build_decade_buckets(50) == (1, 2, 5, 10, 20, 50)
+    assert build_decade_buckets(3) == (1, 2)
 
 
 def test_a_request_is_a_span_beneath_its_clients() -> None:
@@ -199,11 +205,11 @@ def test_a_request_is_a_span_beneath_its_clients() -> None:
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    settings = ServerSettings(model="parrot", port=0)
+    settings = ServerConfig(model="parrot", port=0)
     engine = PretendEngine()
-    app = serve_app(engine, Bytes(), settings, spans=Spans(provider))
+    app = create_app(engine, Bytes(), settings, spans=RequestTracer(provider))
     trace = "0af7651916cd43dd8448eb211c80319c"
-    with Served(app, settings) as served:
+    with BackgroundServer(app, settings) as served:
         headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
         send(served.url, TEXT, {"prompt": "secret"}, headers=headers)
         send(served.url, TEXT, {"prompt": 1})
@@ -227,7 +233,7 @@ def test_a_request_is_a_span_beneath_its_clients() -> None:
 
 
 def test_no_traces_are_made_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert spans_from_environment() is None
+    assert tracer_from_environment() is None
     pytest.importorskip("opentelemetry.sdk", reason="traces need meshwright[traces]")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    assert isinstance(spans_from_environment(), Spans)
+    assert isinstance(tracer_from_environment(), RequestTracer)

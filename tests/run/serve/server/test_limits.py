@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.run.serve.server import Served, ServerSettings
+from meshwright.run.serve.server import BackgroundServer, ServerConfig
 from tests.run.serve.server.pretend import PretendEngine
 from tests.run.serve.server.serving import HELLO, LONG, TEXT, serving, until
 from tests.run.serve.server.wire import opened, send
@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 
 def test_large_bodies_are_refused() -> None:
-    with serving(body_bytes=1000) as (served, _):
+    with serving(max_body_bytes=1000) as (served, _):
         got = send(served.url, TEXT, {"prompt": "a" * 2000})
         assert (got.status, got.error["code"]) == (413, "body_too_large")
 
@@ -37,13 +37,13 @@ def test_large_bodies_are_refused() -> None:
         line.close()
 
 
-def test_other_types_than_json_are_refused(served: Served) -> None:
+def test_other_types_than_json_are_refused(served: BackgroundServer) -> None:
     got = send(served.url, TEXT, HELLO, headers={"content-type": "text/plain"})
-    assert (got.status, got.error["code"]) == (415, "wrong_content_type")
+    assert (got.status, got.error["code"]) == (415, "unsupported_media_type")
 
 
 def test_slow_answers_are_ended() -> None:
-    with serving(request_s=0.2) as (served, engine):
+    with serving(request_timeout_s=0.2) as (served, engine):
         engine.held = True
         got = send(served.url, TEXT, HELLO)
         assert (got.status, got.error["code"]) == (504, "timeout")
@@ -52,7 +52,7 @@ def test_slow_answers_are_ended() -> None:
 
 
 def test_slow_bodies_are_not_waited_for() -> None:
-    with serving(body_s=0.05) as (served, _):
+    with serving(body_timeout_s=0.05) as (served, _):
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
         place = urlsplit(served.url)
         with socket.create_connection((str(place.hostname), place.port or 0), timeout=30) as slow:
@@ -61,7 +61,7 @@ def test_slow_bodies_are_not_waited_for() -> None:
 
 
 def test_a_stream_that_takes_too_long_says_so() -> None:
-    with serving(request_s=0.8) as (served, engine):
+    with serving(request_timeout_s=0.8) as (served, engine):
         engine.holds_at = 3
         with opened(served.url, TEXT, LONG) as line:
             assert b"200 OK" in line.recv(100)
@@ -73,7 +73,7 @@ def test_a_stream_that_takes_too_long_says_so() -> None:
 
 
 def test_too_many_who_wait_are_told_to_come_back() -> None:
-    with serving(waiting=3) as (served, engine), ExitStack() as open_ones:
+    with serving(max_queued_requests=3) as (served, engine), ExitStack() as open_ones:
         engine.held = True
         for _ in range(3):
             open_ones.enter_context(opened(served.url, TEXT, HELLO))
@@ -111,7 +111,7 @@ def test_a_client_that_leaves_in_the_midst_of_a_stream_is_noticed() -> None:
 
 
 def test_an_engine_that_stands_still_is_not_healthy(
-    engine: PretendEngine, served: Served, monkeypatch: pytest.MonkeyPatch
+    engine: PretendEngine, served: BackgroundServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert send(served.url, "/health").json == {"status": "ok", "reason": ""}
     assert send(served.url, "/ping").status == 200
@@ -119,13 +119,13 @@ def test_an_engine_that_stands_still_is_not_healthy(
     got = send(served.url, "/health")
     assert (got.status, got.json["reason"]) == (503, "no step for 31 s")
     got = send(served.url, TEXT, HELLO)
-    assert (got.status, got.error["code"]) == (503, "ill")
+    assert (got.status, got.error["code"]) == (503, "engine_unhealthy")
 
 
-def test_browsers_may_call_from_where_they_are_let(served: Served) -> None:
+def test_browsers_may_call_from_where_they_are_let(served: BackgroundServer) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
     assert send(served.url, TEXT, method="OPTIONS", headers=asked).status == 405
-    with serving(origins=("https://a.example",)) as (open_one, _):
+    with serving(allowed_origins=("https://a.example",)) as (open_one, _):
         got = send(open_one.url, TEXT, method="OPTIONS", headers=asked)
         assert got.headers["access-control-allow-origin"] == "https://a.example"
         got = send(open_one.url, "/v1/models", headers={"origin": "https://a.example"})
@@ -140,18 +140,19 @@ def test_browsers_may_call_from_where_they_are_let(served: Served) -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        {"model": ""}, {"port": -1}, {"waiting": 0}, {"request_s": 0}, {"choices": 1000},
-        {"adapters": ("parrot",)}, {"adapters": ("polly", "polly")}, {"also_called": ("parrot",)},
-        {"adapters": ("bird",), "also_called": ("bird",)},
+        {"model": ""}, {"port": -1}, {"max_queued_requests": 0}, {"request_timeout_s": 0},
+        {"max_n": 1000},
+        {"lora_names": ("parrot",)}, {"lora_names": ("polly", "polly")}, {"aliases": ("parrot",)},
+        {"lora_names": ("bird",), "aliases": ("bird",)},
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused(told: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(told))):
-        ServerSettings(**{"model": "parrot", **told})
+        ServerConfig(**{"model": "parrot", **told})
 
 
 def test_settings_can_be_written_down_and_read_again() -> None:
-    settings = ServerSettings(model="parrot", keys_file=Path("keys"))
+    settings = ServerConfig(model="parrot", api_key_file=Path("keys"))
     plain = msgspec.to_builtins(settings, enc_hook=str)
-    again = msgspec.convert(plain, ServerSettings, dec_hook=lambda kind, text: kind(text))
+    again = msgspec.convert(plain, ServerConfig, dec_hook=lambda kind, text: kind(text))
     assert again == settings

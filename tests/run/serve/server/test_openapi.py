@@ -8,25 +8,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.run.serve.server import Served, ServerSettings, serve_app
-from meshwright.run.serve.server.app import ADMIN_POSTS, POSTS
+from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
+from meshwright.run.serve.server.app import ADMIN_POST_ROUTES, POST_ROUTES
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.wire import send
 
 
 @pytest.fixture(scope="module")
-def quick() -> Iterator[Served]:
+def quick() -> Iterator[BackgroundServer]:
     """A server whose answers are short, however much is asked for."""
     engine = PretendEngine(lambda *_: "ok", max_length=512)
-    told = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
-    with Served(serve_app(engine, Bytes(), told), told) as served:
+    told = ServerConfig(model="parrot", port=0, allow_unauthenticated_admin=True, access_log=False)
+    with BackgroundServer(create_app(engine, Bytes(), told), told) as served:
         yield served
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sound", [True, False])
-@pytest.mark.parametrize("path", [path for path, *_ in [*POSTS, *ADMIN_POSTS]])
-def test_no_request_breaks_the_server(path: str, sound: bool, quick: Served) -> None:
+@pytest.mark.parametrize("path", [path for path, *_ in [*POST_ROUTES, *ADMIN_POST_ROUTES]])
+def test_no_request_breaks_the_server(path: str, sound: bool, quick: BackgroundServer) -> None:
     # Asked for here, since as a plugin it would make every run of pytest wait for its import.
     schemathesis = pytest.importorskip("schemathesis", reason="a part of the dev setup")
     mode, checks = schemathesis.GenerationMode, schemathesis.checks
@@ -66,11 +66,11 @@ ANY = st.recursive(
 MESSAGES = st.just([{"role": "user", "content": "hello"}]) | ANY
 
 
-@pytest.mark.parametrize(("path", "kind"), [(path, body) for path, body, *_ in POSTS])
+@pytest.mark.parametrize(("path", "kind"), [(path, body) for path, body, *_ in POST_ROUTES])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_strange_values_are_refused_in_order(
-    quick: Served, path: str, kind: type, data: st.DataObject
+    quick: BackgroundServer, path: str, kind: type, data: st.DataObject
 ) -> None:
     fields = [field.name for field in msgspec.structs.fields(kind)]
     body = data.draw(st.dictionaries(st.sampled_from(fields), ANY, max_size=4))
@@ -82,13 +82,15 @@ def test_strange_values_are_refused_in_order(
     assert got.status == 200 or got.error["message"]
 
 
-def test_the_page_names_every_endpoint(quick: Served) -> None:
+def test_the_page_names_every_endpoint(quick: BackgroundServer) -> None:
     page = send(quick.url, "/openapi.json").json
     assert page["openapi"] == "3.1.0"
     assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings"} <= page["paths"].keys()
-    body = page["components"]["schemas"]["CompletionBody"]
+    body = page["components"]["schemas"]["CompletionRequest"]
     assert body["required"] == ["prompt"]
     assert body["additionalProperties"] == {"type": "null"}, "as it is taken"
-    parts = [page["components"]["schemas"][name] for name in ("ChatBody", "SleepBody")]
+    parts = [
+        page["components"]["schemas"][name] for name in ("ChatCompletionRequest", "SleepRequest")
+    ]
     for part in parts:
         assert part["additionalProperties"] == {"type": "null"}

@@ -3,13 +3,13 @@
 import sys
 from typing import NoReturn
 
-from meshwright.run.serve.engine.doing import Doer
-from meshwright.run.serve.engine.runner import Runner
-from meshwright.run.serve.engine.start import Started
-from meshwright.run.serve.engine.upkeep import Upkeep
-from meshwright.run.serve.worker.frames import Start
-from meshwright.run.serve.worker.process import main
-from meshwright.run.serve.worker.worker import Perform, performer
+from meshwright.run.serve.engine.executor.rank_commands import ServingCommandHandler
+from meshwright.run.serve.engine.lifecycle import EngineLifecycle
+from meshwright.run.serve.engine.model_runner.model_runner import ModelRunner
+from meshwright.run.serve.engine.startup import StartedEngine
+from meshwright.run.serve.worker.engine_worker import UtilityHandler, create_utility_handler
+from meshwright.run.serve.worker.protocol import StartEngine
+from meshwright.run.serve.worker.worker_process import main
 from tests.run.serve.engine.small import engine_of
 from tests.run.serve.model.small import small
 
@@ -18,12 +18,14 @@ def _break() -> NoReturn:
     raise RuntimeError("it changed while it was looked through")
 
 
-def _begin(_: Start) -> tuple[Started, Perform]:
+def _begin(_: StartEngine) -> tuple[StartedEngine, UtilityHandler]:
     engine = engine_of(small())
-    assert isinstance(engine.runner, Runner)
-    upkeep = Upkeep(engine, Doer(engine.runner, graphs=False, batch_tokens=24, rows=8))
+    assert isinstance(engine.runner, ModelRunner)
+    upkeep = EngineLifecycle(
+        engine, ServingCommandHandler(engine.runner, graphs=False, batch_tokens=24, rows=8)
+    )
     engine.close = _break  # type: ignore[method-assign]
-    return Started(engine, upkeep, None, ()), performer(upkeep)
+    return StartedEngine(engine, upkeep, None, ()), create_utility_handler(upkeep)
 
 
 if __name__ == "__main__":

@@ -9,31 +9,35 @@ import sys
 import time
 from pathlib import Path
 
-from meshwright.run.serve.asked import Piece
-from meshwright.run.serve.framing import Frames
-from meshwright.run.serve.worker.frames import (
-    Answered,
-    Asked,
-    Call,
-    Done,
-    Ready,
-    Start,
-    framed,
-    to_worker,
+from meshwright.run.serve.frame_codec import FrameDecoder
+from meshwright.run.serve.request import RequestOutput
+from meshwright.run.serve.worker.protocol import (
+    AddRequest,
+    EngineOutputs,
+    EngineReady,
+    StartEngine,
+    UtilityCall,
+    UtilityResult,
+    encode_message,
+    worker_message_decoder,
 )
 
 if __name__ == "__main__":
     way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     way.connect(sys.argv[1])
-    frames = Frames()
+    frames = FrameDecoder()
     while data := way.recv(1 << 16):
-        for body in frames.add(data):
-            message = to_worker.decode(body)
-            if isinstance(message, Start):
-                way.sendall(framed(Ready(64, 64, 256, [])))
-            elif isinstance(message, Asked):
-                way.sendall(framed(Answered([(message.number, Piece(finish="stop"))])))
-            elif isinstance(message, Call):
+        for body in frames.feed(data):
+            message = worker_message_decoder.decode(body)
+            if isinstance(message, StartEngine):
+                way.sendall(encode_message(EngineReady(64, 64, 256, [])))
+            elif isinstance(message, AddRequest):
+                way.sendall(
+                    encode_message(
+                        EngineOutputs([(message.request_id, RequestOutput(finish_reason="stop"))])
+                    )
+                )
+            elif isinstance(message, UtilityCall):
                 while Path(os.environ["READING"]).exists():
                     time.sleep(0.02)
-                way.sendall(framed(Done(message.number)))
+                way.sendall(encode_message(UtilityResult(message.call_id)))

@@ -7,7 +7,7 @@ import time
 
 if __name__ == "__main__":
     if os.environ["STUCK"] == "begins":
-        from meshwright.run.serve.worker.process import main
+        from meshwright.run.serve.worker.worker_process import main
 
         main(sys.argv[1], lambda _: time.sleep(600))  # type: ignore[arg-type,return-value]
     elif os.environ["STUCK"] == "connects":

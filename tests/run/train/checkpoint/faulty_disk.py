@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
-from meshwright.run.train.checkpoint.disk import Disk
+from meshwright.run.train.checkpoint import CheckpointConfig, CheckpointManager
+from meshwright.run.train.checkpoint.filesystem import LocalFileSystem
 
 Loss = Literal["none", "unsynced", "zeroed"]
 """What becomes of data that was written and not synced: kept, gone, or a hole of zeros."""
@@ -18,7 +18,7 @@ class PowerCut(BaseException):
     """The machine went off; nothing that would clean up runs after it."""
 
 
-class FailingDisk(Disk):
+class FailingDisk(LocalFileSystem):
     """Counts every byte written and every other step as one tick, and goes off after so many."""
 
     def __init__(self, ticks: int | None = None, loss: Loss = "none") -> None:
@@ -99,7 +99,7 @@ class DeadlyDisk(FailingDisk):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class FullDisk(Disk):
+class FullDisk(LocalFileSystem):
     """Has no room for tensors."""
 
     def write(self, *_: object) -> None:
@@ -123,7 +123,7 @@ def empty() -> dict[str, torch.Tensor]:
 def loaded_step(folder: Path) -> int:
     """Load the newest checkpoint, check that it is whole, and return its step."""
     into = empty()
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         loaded = checkpoints.load(into)
     assert loaded.extra == {"step": loaded.step}
     for name, tensor in state(loaded.step).items():
@@ -131,10 +131,10 @@ def loaded_step(folder: Path) -> int:
     return loaded.step
 
 
-def save(folder: Path, step: int, disk: Disk, *, keep_last: int = 1) -> None:
+def save(folder: Path, step: int, disk: LocalFileSystem, *, keep_last: int = 1) -> None:
     """Save one step with this disk, and wait for it."""
-    settings = CheckpointSettings(keep_last=keep_last, threads=1)
-    checkpoints = Checkpoints(folder, settings, disk=disk)
+    settings = CheckpointConfig(keep_last=keep_last, threads=1)
+    checkpoints = CheckpointManager(folder, settings, disk=disk)
     try:
         checkpoints.save(step, state(step), {"step": step})
         checkpoints.wait()

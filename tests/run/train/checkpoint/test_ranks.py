@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from meshwright.errors import DamagedFile, InputError
-from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.train.checkpoint import CheckpointFailed, Checkpoints, CheckpointSettings
-from meshwright.run.train.checkpoint.disk import Disk
+from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
+from meshwright.run.train.checkpoint import CheckpointConfig, CheckpointManager, CheckpointSaveError
+from meshwright.run.train.checkpoint.filesystem import LocalFileSystem
 
 ROWS, COLUMNS = torch.arange(35.0).reshape(5, 7), torch.arange(24.0).reshape(4, 6).bfloat16()
 PLAIN = {f"plain.{number}": torch.full((16,), float(number)) for number in range(4)}
@@ -41,7 +41,7 @@ def _check(tensors: dict[str, torch.Tensor], factor: int) -> None:
 def _two_ranks(folder: Path) -> list[int]:
     """Load what one process saved, save twice as much, and return what this rank wrote."""
     written = []
-    with Checkpoints(folder, CheckpointSettings(keep_last=5)) as checkpoints:
+    with CheckpointManager(folder, CheckpointConfig(keep_last=5)) as checkpoints:
         into = _sharded(_empty())
         assert checkpoints.load(into).extra == {"by": "one"}
         _check(into, 1)
@@ -51,25 +51,25 @@ def _two_ranks(folder: Path) -> list[int]:
             staged = checkpoints.save(step, into, {"by": f"rank {dist.get_rank()}"})
             written.append(staged.staged_bytes)
         checkpoints.wait()
-        assert [found.step for found in checkpoints.list()] == [1, 2, 3]
+        assert [found.step for found in checkpoints.list_saved()] == [1, 2, 3]
         # Only the second rank's tensors are new, and the first one's plan changes too.
         if dist.get_rank() == 1:
             into["from the second"] = torch.ones(3)
         checkpoints.save(4, into, {"by": "both"})
-        checkpoints.load(into, leftover="leave")
+        checkpoints.load(into, leftover="ignore")
         _check({name: into[name] for name in WHOLE}, 4)
     return written
 
 
 def test_one_saves_two_load_and_save_and_one_loads(tmp_path: Path) -> None:
-    with Checkpoints(tmp_path, CheckpointSettings(keep_last=5)) as checkpoints:
+    with CheckpointManager(tmp_path, CheckpointConfig(keep_last=5)) as checkpoints:
         checkpoints.save(1, WHOLE, {"by": "one"})
-    written = launch(2, _two_ranks, tmp_path)
+    written = spawn_ranks(2, _two_ranks, tmp_path)
     total = sum(tensor.nbytes for tensor in WHOLE.values())
     for mine, other in zip(*written, strict=True):
         assert mine + other == total  # nothing is written twice
         assert min(mine, other) > total / 3  # and both take part
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         for step, factor in ((2, 2), (3, 4)):
             into = _empty()
             assert checkpoints.load(into, step=step).extra == {"by": "rank 0"}
@@ -85,7 +85,7 @@ def test_one_saves_two_load_and_save_and_one_loads(tmp_path: Path) -> None:
     ]
 
 
-class _FullOnSecond(Disk):
+class _FullOnSecond(LocalFileSystem):
     def write(self, file: int, data: memoryview, start: int) -> None:
         if dist.get_rank() == 1:
             raise OSError(28, "No space left on device")
@@ -94,11 +94,11 @@ class _FullOnSecond(Disk):
 
 def _troubled_ranks(folder: Path) -> None:
     second = dist.get_rank() == 1
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         checkpoints.save(1, _sharded(WHOLE), {})
-    with Checkpoints(folder, disk=_FullOnSecond()) as checkpoints:
+    with CheckpointManager(folder, disk=_FullOnSecond()) as checkpoints:
         checkpoints.save(2, _sharded(WHOLE), {})
-        with pytest.raises(CheckpointFailed, match=r"rank 1: OSError: .*No space left"):
+        with pytest.raises(CheckpointSaveError, match=r"rank 1: OSError: .*No space left"):
             checkpoints.wait()
         with pytest.raises(InputError, match=r"extra\.bad"):
             checkpoints.save(3, _sharded(WHOLE), {"bad": {1}} if second else {})
@@ -106,9 +106,9 @@ def _troubled_ranks(folder: Path) -> None:
             checkpoints.load({"count": torch.tensor(0)})
         with pytest.raises(InputError, match=r"count: it was saved as \[\] and is \[3\]"):
             checkpoints.load({**_empty(), "count": torch.zeros(3)} if second else _empty())
-        assert [found.step for found in checkpoints.list()] == [1]
+        assert [found.step for found in checkpoints.list_saved()] == [1]
         dist.barrier()
-        damaged = checkpoints.list()[0].path / "rank-00001.safetensors"
+        damaged = checkpoints.list_saved()[0].path / "rank-00001.safetensors"
         if second:
             data = bytearray(damaged.read_bytes())
             data[-1] ^= 1
@@ -120,4 +120,4 @@ def _troubled_ranks(folder: Path) -> None:
 
 
 def test_trouble_of_one_rank_is_told_to_all_and_nobody_waits(tmp_path: Path) -> None:
-    launch(2, _troubled_ranks, tmp_path, timeout_s=60)
+    spawn_ranks(2, _troubled_ranks, tmp_path, timeout_s=60)

@@ -32,13 +32,13 @@ def write_shards(
         )  # fmt: skip
     index = {
         "format": "meshwright-tokens",
-        "version": 1,
+        "version": 2,
         "dtype": dtype,
         "documents": len(documents),
         "tokens": sum(map(len, documents)),
         "documents_crc32": zlib.crc32(starts),
         "shards": shards,
-        "vocabulary": {"name": "test", "size": 1000, "digest": "d", "end": 0, "pad": 999},
+        "vocabulary": {"name": "test", "size": 1000, "digest": "d", "eos": 0, "pad": 999},
     }
     (folder / "index.json").write_text(json.dumps(index))
     return folder

@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile, InputError
 from meshwright.run.train.data import Corpus
-from meshwright.run.train.data.concat import Concat
-from meshwright.run.train.data.packing import Pack, plan_in_memory
-from meshwright.run.train.data.permutation import key_of, shuffled
-from meshwright.run.train.data.pieces import Cutting, Pieces, Single
-from meshwright.run.train.data.plans import pack
-from meshwright.run.train.data.selection import select
+from meshwright.run.train.data.document_split import select_split
+from meshwright.run.train.data.packing.best_fit_packing import BestFitPacking, plan_in_memory
+from meshwright.run.train.data.packing.concat_packing import ConcatPacking
+from meshwright.run.train.data.packing.packing_cache import open_packing
+from meshwright.run.train.data.packing.sequence_packing import (
+    NoPacking,
+    SequencePacking,
+    TokenSpans,
+)
+from meshwright.run.train.data.permutation import make_permutation_key, permute_indices
 from tests.run.train.data.conftest import Open
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(lambda one: sum(one) > 0)
@@ -26,20 +30,23 @@ def memory(lengths: list[int]) -> Corpus:
     starts = np.cumsum([0, *lengths])
     return Corpus(
         name="memory",
-        kind="shards",
-        documents=len(lengths),
-        tokens=int(starts[-1]),
+        format="shards",
+        num_documents=len(lengths),
+        num_tokens=int(starts[-1]),
         dtype=np.dtype(np.int32),
-        parts=(np.arange(starts[-1], dtype=np.int32),),
-        firsts=np.zeros(1, np.int64),
-        index=lambda documents: (starts[documents], np.array(lengths, np.int64)[documents]),
+        token_arrays=(np.arange(starts[-1], dtype=np.int32),),
+        array_offsets=np.zeros(1, np.int64),
+        lookup_documents=lambda documents: (
+            starts[documents],
+            np.array(lengths, np.int64)[documents],
+        ),
         fingerprint=str(lengths),
     )
 
 
-def rows(cutting: Cutting, epoch: int = 0) -> list[list[tuple[int, int]]]:
+def rows(cutting: SequencePacking, epoch: int = 0) -> list[list[tuple[int, int]]]:
     """Return the pieces of all sequences of an epoch, row by row."""
-    found = cutting.pieces(epoch, np.arange(cutting.sequences))
+    found = cutting.get_spans(epoch, np.arange(cutting.sequences))
     assert (np.diff(found.row) >= 0).all()
     out: list[list[tuple[int, int]]] = [[] for _ in range(cutting.sequences)]
     for row, start, length in zip(*map(np.ndarray.tolist, found), strict=True):
@@ -56,17 +63,17 @@ def tokens(row: list[tuple[int, int]]) -> list[int]:
 def test_concat_cuts_the_row_of_shuffled_documents(
     lengths: list[int], length: int, shuffle: bool, epoch: int
 ) -> None:
-    selection = select(memory(lengths))
-    if selection.tokens <= length:
+    selection = select_split(memory(lengths))
+    if selection.num_tokens <= length:
         with pytest.raises(InputError, match="too few"):
-            Concat(selection, length, key=(7,), shuffle=shuffle)
+            ConcatPacking(selection, length, key=(7,), shuffle=shuffle)
         return
     order = np.arange(len(lengths))
     if shuffle:
-        order = shuffled(order, len(lengths), key_of(7, "documents", epoch))
+        order = permute_indices(order, len(lengths), make_permutation_key(7, "documents", epoch))
     starts = np.cumsum([0, *lengths])
     stream = [token for one in order for token in range(starts[one], starts[one + 1])]
-    cutting = Concat(selection, length, key=(7,), shuffle=shuffle)
+    cutting = ConcatPacking(selection, length, key=(7,), shuffle=shuffle)
     assert cutting.sequences == (len(stream) - 1) // length
     for number, row in enumerate(rows(cutting, epoch)):
         assert tokens(row) == stream[number * length : (number + 1) * length + 1]
@@ -74,10 +81,12 @@ def test_concat_cuts_the_row_of_shuffled_documents(
 
 def test_concat_reads_any_sequences_in_any_order() -> None:
     draw = np.random.default_rng(1)
-    cutting = Concat(select(memory(draw.integers(0, 30, 500).tolist())), 16, key=(1,), shuffle=True)
+    cutting = ConcatPacking(
+        select_split(memory(draw.integers(0, 30, 500).tolist())), 16, key=(1,), shuffle=True
+    )
     whole = rows(cutting)
     numbers = draw.permutation(cutting.sequences)[:40]
-    some = cutting.pieces(0, numbers)
+    some = cutting.get_spans(0, numbers)
     for place, number in enumerate(numbers):
         mine = some.row == place
         pairs = list(zip(some.start[mine].tolist(), some.length[mine].tolist(), strict=True))
@@ -85,7 +94,7 @@ def test_concat_reads_any_sequences_in_any_order() -> None:
 
 
 def test_concat_mixes_documents_anew_in_each_epoch() -> None:
-    cutting = Concat(select(memory([5] * 200)), 10, key=(1,), shuffle=True)
+    cutting = ConcatPacking(select_split(memory([5] * 200)), 10, key=(1,), shuffle=True)
     epochs = [rows(cutting, epoch) for epoch in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
     assert rows(cutting, 0) == epochs[0]
@@ -93,16 +102,16 @@ def test_concat_mixes_documents_anew_in_each_epoch() -> None:
 
 def test_concat_refuses_an_index_that_misses_tokens() -> None:
     corpus = memory([5, 5, 5])
-    short = select(Corpus(**{**vars(corpus), "tokens": 40}))
+    short = select_split(Corpus(**{**vars(corpus), "num_tokens": 40}))
     with pytest.raises(DamagedFile, match="15 of 40 tokens"):
-        Concat(short, 4, key=(1,), shuffle=True).pieces(0, np.arange(1))
+        ConcatPacking(short, 4, key=(1,), shuffle=True).get_spans(0, np.arange(1))
 
 
 @given(LENGTHS, st.integers(1, 20))
 def test_pack_holds_every_document_once_and_whole(lengths: list[int], length: int) -> None:
-    selection = select(memory(lengths))
+    selection = select_split(memory(lengths))
     plan = plan_in_memory(selection, length)
-    found = rows(Pack(selection, length, plan, 99))
+    found = rows(BestFitPacking(selection, length, plan, 99))
     starts = np.cumsum([0, *lengths]).tolist()
     ends = dict(pairwise(starts))
     seen: list[int] = []
@@ -125,52 +134,54 @@ def test_pack_holds_every_document_once_and_whole(lengths: list[int], length: in
 
 def test_pack_leaves_less_than_a_thousandth_empty() -> None:
     lengths = (np.random.default_rng(0).lognormal(5, 1, 5000).astype(int) + 1).tolist()
-    selection = select(memory(lengths))
+    selection = select_split(memory(lengths))
     plan = plan_in_memory(selection, 1024)
-    assert sum(lengths) / (1024 * (len(plan.firsts) - 1)) > 0.998
+    assert sum(lengths) / (1024 * (len(plan.sequence_offsets) - 1)) > 0.998
 
 
-def same(one: Pieces, other: Pieces) -> bool:
+def same(one: TokenSpans, other: TokenSpans) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_a_plan_on_disk_reads_as_the_one_in_memory(corpus: Open, tmp_path: Path) -> None:
-    selection = select(corpus([list(range(1, 2 + n % 9)) for n in range(100)]))
-    kept = pack(selection, 16, tmp_path / "plans")
-    again = pack(selection, 16, tmp_path / "plans")
-    memory_only = pack(selection, 16, None)
+    selection = select_split(corpus([list(range(1, 2 + n % 9)) for n in range(100)]))
+    kept = open_packing(selection, 16, tmp_path / "plans")
+    again = open_packing(selection, 16, tmp_path / "plans")
+    memory_only = open_packing(selection, 16, None)
     numbers = np.arange(kept.sequences)
-    assert kept.most_documents == memory_only.most_documents
+    assert kept.max_documents == memory_only.max_documents
     for other in (again, memory_only):
-        assert same(kept.pieces(0, numbers), other.pieces(0, numbers))
+        assert same(kept.get_spans(0, numbers), other.get_spans(0, numbers))
     (folder,) = [one for one in (tmp_path / "plans").iterdir() if one.is_dir()]
     before = (folder / "firsts").stat().st_mtime_ns
-    pack(selection, 16, tmp_path / "plans")
+    open_packing(selection, 16, tmp_path / "plans")
     assert (folder / "firsts").stat().st_mtime_ns == before
 
 
 def test_a_damaged_plan_is_made_again(corpus: Open, tmp_path: Path) -> None:
-    selection = select(corpus([[1, 2, 3]] * 20))
-    whole = pack(selection, 8, tmp_path)
+    selection = select_split(corpus([[1, 2, 3]] * 20))
+    whole = open_packing(selection, 8, tmp_path)
     numbers = np.arange(whole.sequences)
-    expected = whole.pieces(0, numbers)
+    expected = whole.get_spans(0, numbers)
     (folder,) = [one for one in tmp_path.glob("pack-*") if one.is_dir()]
     (folder / "places").write_bytes(b"12")
-    assert same(pack(selection, 8, tmp_path).pieces(0, numbers), expected)
+    assert same(open_packing(selection, 8, tmp_path).get_spans(0, numbers), expected)
     (folder / "plan.json").write_bytes(b"{")
-    assert same(pack(selection, 8, tmp_path).pieces(0, numbers), expected)
+    assert same(open_packing(selection, 8, tmp_path).get_spans(0, numbers), expected)
 
 
 def test_where_nothing_can_be_written_the_plan_stays_in_memory(
     corpus: Open, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert pack(select(corpus([[1, 2, 3]] * 20)), 8, tmp_path / "file").sequences == 10
+    assert (
+        open_packing(select_split(corpus([[1, 2, 3]] * 20)), 8, tmp_path / "file").sequences == 10
+    )
 
 
 @given(LENGTHS, st.integers(1, 20))
 def test_single_gives_each_document_a_sequence(lengths: list[int], length: int) -> None:
-    found = rows(Single(select(memory(lengths)), length))
+    found = rows(NoPacking(select_split(memory(lengths)), length))
     starts = np.cumsum([0, *lengths]).tolist()
     for row, start, count in zip(found, starts[:-1], lengths, strict=True):
         assert row == ([(start, min(count, length + 1))] if count else [])
@@ -181,17 +192,20 @@ def test_held_out_documents_are_the_rest_of_those_to_train_on(count: int, share:
     corpus = memory(list(range(1, count + 1)))
     if count < max(2, round(1 / share)):
         with pytest.raises(InputError, match="is none"):
-            select(corpus, "validation", share)
+            select_split(corpus, "validation", share)
         return
-    split = {name: select(corpus, name, share) for name in ("train", "validation")}
+    split = {name: select_split(corpus, name, share) for name in ("train", "validation")}
     starts = {
-        name: set(one.spans(np.arange(one.documents))[0].tolist()) for name, one in split.items()
+        name: set(one.get_document_spans(np.arange(one.num_documents))[0].tolist())
+        for name, one in split.items()
     }
     assert not starts["train"] & starts["validation"]
-    assert starts["train"] | starts["validation"] == set(corpus.index(np.arange(count))[0].tolist())
-    assert sum(one.tokens for one in split.values()) == corpus.tokens
+    assert starts["train"] | starts["validation"] == set(
+        corpus.lookup_documents(np.arange(count))[0].tolist()
+    )
+    assert sum(one.num_tokens for one in split.values()) == corpus.num_tokens
 
 
 def test_an_empty_corpus_is_refused() -> None:
     with pytest.raises(InputError, match="holds no tokens"):
-        select(memory([0, 0]))
+        select_split(memory([0, 0]))

@@ -10,20 +10,20 @@ import torch
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.data import prefetch
-from meshwright.run.train.data.batch import Batch, Buffers, Sequence
-from meshwright.run.train.data.prefetch import Loader
+from meshwright.run.train.data.batch import BatchBuffers, SequenceInfo, TrainBatch
+from meshwright.run.train.data.prefetch import PrefetchLoader
 
 
-def memory(*, pinned: bool = False) -> Buffers:
-    return Buffers(1, 4, packed=False, pinned=pinned)
+def memory(*, pinned: bool = False) -> BatchBuffers:
+    return BatchBuffers(1, 4, packed=False, pinned=pinned)
 
 
-def made(step: int) -> Batch:
+def made(step: int) -> TrainBatch:
     tokens = torch.full((1, 4), step)
-    return Batch(step, tokens, tokens, None, None, (Sequence(1, 4, 4, 4),))
+    return TrainBatch(step, tokens, tokens, None, None, (SequenceInfo(1, 4, 4, 4),))
 
 
-def make(step: int, into: Buffers | None = None) -> Batch:
+def make(step: int, into: BatchBuffers | None = None) -> TrainBatch:
     return made(step)
 
 
@@ -33,34 +33,34 @@ def threads() -> int:
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_batches_come_in_order_from_any_step(workers: int) -> None:
-    def uneven(step: int, into: Buffers | None = None) -> Batch:
+    def uneven(step: int, into: BatchBuffers | None = None) -> TrainBatch:
         time.sleep(0.003 * (step % 3 == 0))
         return made(step)
 
-    with Loader(uneven, memory, first=7, until=40, ahead=6, workers=workers) as loader:
+    with PrefetchLoader(uneven, memory, first=7, until=40, ahead=6, workers=workers) as loader:
         assert [batch.step for batch in loader] == list(range(7, 40))
 
 
 def test_no_more_is_made_than_was_asked_ahead() -> None:
     begun: list[int] = []
 
-    def noted(step: int, into: Buffers | None = None) -> Batch:
+    def noted(step: int, into: BatchBuffers | None = None) -> TrainBatch:
         begun.append(step)
         return made(step)
 
-    with Loader(noted, memory, ahead=3, workers=3) as loader:
+    with PrefetchLoader(noted, memory, ahead=3, workers=3) as loader:
         next(loader)
         time.sleep(0.05)
         assert sorted(begun) == [0, 1, 2, 3]
 
 
 def test_a_fault_reaches_the_consumer_at_its_step_and_says_which() -> None:
-    def faulty(step: int, into: Buffers | None = None) -> Batch:
+    def faulty(step: int, into: BatchBuffers | None = None) -> TrainBatch:
         if step == 3:
             raise InputError([Problem("shard", "is damaged")])
         return made(step)
 
-    loader = Loader(faulty, memory, ahead=8)
+    loader = PrefetchLoader(faulty, memory, ahead=8)
     assert [next(loader).step for _ in range(3)] == [0, 1, 2]
     with pytest.raises(InputError, match="is damaged") as raised:
         next(loader)
@@ -77,13 +77,13 @@ def test_waiting_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.set()
         return read_s
 
-    def slow_at_first(step: int, into: Buffers | None = None) -> Batch:
+    def slow_at_first(step: int, into: BatchBuffers | None = None) -> TrainBatch:
         assert asked.wait(60)
         now_s[0] += 5.0 if step == 0 else 0.0
         return made(step)
 
     monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=clock))
-    with Loader(slow_at_first, memory, ahead=1) as loader:
+    with PrefetchLoader(slow_at_first, memory, ahead=1) as loader:
         next(loader)
         assert loader.wait_s == 5.0
         next(loader)
@@ -93,7 +93,7 @@ def test_waiting_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_closing_ends_the_threads_whatever_they_wait_for() -> None:
     before = threads()
-    loaders = [Loader(make, memory, ahead=2, workers=2) for _ in range(3)]
+    loaders = [PrefetchLoader(make, memory, ahead=2, workers=2) for _ in range(3)]
     next(loaders[0])
     assert threads() == before + 6
     for loader in loaders:
@@ -104,7 +104,7 @@ def test_closing_ends_the_threads_whatever_they_wait_for() -> None:
 
 def test_a_forgotten_loader_ends_its_threads() -> None:
     before = threads()
-    loader = Loader(make, memory)
+    loader = PrefetchLoader(make, memory)
     next(loader)
     del loader
     gc.collect()
@@ -115,7 +115,7 @@ def test_a_forgotten_loader_ends_its_threads() -> None:
 
 
 def test_batches_in_main_memory_are_never_written_over() -> None:
-    with Loader(make, memory, until=20, ahead=2) as loader:
+    with PrefetchLoader(make, memory, until=20, ahead=2) as loader:
         kept = list(loader)
     assert [int(batch.tokens_BT[0, 0]) for batch in kept] == list(range(20))
 
@@ -128,11 +128,11 @@ class Late:
     def __init__(self) -> None:
         self.sent: list[LateCopy] = []
 
-    def send(self, batch: Batch) -> tuple[Batch, "LateCopy"]:
+    def send(self, batch: TrainBatch) -> tuple[TrainBatch, "LateCopy"]:
         there = torch.full_like(batch.tokens_BT, -1)
         copy = LateCopy(batch.tokens_BT, there)
         self.sent.append(copy)
-        return Batch(batch.step, there, there, None, None, batch.sequences), copy
+        return TrainBatch(batch.step, there, there, None, None, batch.sequences), copy
 
 
 class LateCopy:
@@ -149,14 +149,18 @@ class LateCopy:
 def test_memory_is_used_again_only_after_its_copy_has_ended(workers: int) -> None:
     used: list[int] = []
 
-    def into_memory(step: int, into: Buffers | None = None) -> Batch:
+    def into_memory(step: int, into: BatchBuffers | None = None) -> TrainBatch:
         assert into is not None
         used.append(id(into))
         into.tokens_BT.fill_(step)
-        return Batch(step, into.tokens_BT, into.tokens_BT, None, None, (Sequence(1, 4, 4, 4),))
+        return TrainBatch(
+            step, into.tokens_BT, into.tokens_BT, None, None, (SequenceInfo(1, 4, 4, 4),)
+        )
 
     sender = Late()
-    with Loader(into_memory, memory, until=40, sender=sender, ahead=3, workers=workers) as loader:
+    with PrefetchLoader(
+        into_memory, memory, until=40, sender=sender, ahead=3, workers=workers
+    ) as loader:
         batches = list(loader)
     for copy in sender.sent:
         copy.synchronize()

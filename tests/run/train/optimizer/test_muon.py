@@ -7,8 +7,8 @@ pytest.importorskip("torch", reason="parameters are torch tensors")
 import torch
 
 from meshwright.run.train.optimizer import muon
-from meshwright.run.train.optimizer.muon import newton_schulz, orthogonalise_, step_size
-from meshwright.run.train.optimizer.settings import MuonScale
+from meshwright.run.train.optimizer.muon import compute_muon_scale, newton_schulz, orthogonalize_
+from meshwright.run.train.optimizer.optimizer_config import MuonScale
 
 
 def _drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -29,8 +29,8 @@ def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, ...]) 
 def test_stacked_matrices_are_each_orthogonalised_alone() -> None:
     stacked = _drawn(2, 24, 16)
     alone = [each.clone() for each in torch.split(stacked, [16, 4, 4], dim=1)]
-    orthogonalise_([stacked], [(16, 4, 4)])
-    orthogonalise_(alone, [()] * 3)
+    orthogonalize_([stacked], [(16, 4, 4)])
+    orthogonalize_(alone, [()] * 3)
     torch.testing.assert_close(stacked, torch.cat(alone, 1), rtol=2e-2, atol=2e-2)
 
 
@@ -41,9 +41,9 @@ def test_matrices_of_one_shape_from_many_parameters_come_back_to_their_places(
     shapes = [(8, 16), (4, 8, 16), (16, 8), (8, 16)]
     many = [_drawn(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     alone = [each.clone() for each in many]
-    orthogonalise_(many, [()] * 4)
+    orthogonalize_(many, [()] * 4)
     for one, other in zip(alone, many, strict=True):
-        orthogonalise_([one], [()])
+        orthogonalize_([one], [()])
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
@@ -59,10 +59,10 @@ def test_matrices_of_one_shape_from_many_parameters_come_back_to_their_places(
 def test_step_sizes_are_the_published_ones(
     scale: MuonScale, shape: tuple[int, int], size: float
 ) -> None:
-    assert step_size(shape, scale) == pytest.approx(size)
+    assert compute_muon_scale(shape, scale) == pytest.approx(size)
 
 
 def test_a_matrix_of_zeros_gives_no_step() -> None:
     zeros = torch.zeros(4, 8)
-    orthogonalise_([zeros], [()])
+    orthogonalize_([zeros], [()])
     assert not zeros.any()

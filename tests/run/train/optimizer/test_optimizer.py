@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from meshwright.errors import InputError
-from meshwright.run.train.optimizer import Optimizer, OptimizerSettings, make_optimizer
+from meshwright.run.train.optimizer import Optimizer, OptimizerConfig, make_optimizer
 from meshwright.spec.layout import Layout
 
 FP32 = Layout(precision="fp32", master_precision="none")
@@ -33,7 +33,7 @@ class _Run:
             name: nn.Parameter(_drawn(index, shape).to(_TYPES[layout.precision]))
             for index, (name, shape) in enumerate(shapes.items())
         }
-        chosen = OptimizerSettings(**{"lr": 1e-2, "warmup_steps": 0, **settings})
+        chosen = OptimizerConfig(**{"lr": 1e-2, "warmup_steps": 0, **settings})
         self.optimizer: Optimizer = make_optimizer(
             self.parameters.items(),
             layout,
@@ -80,7 +80,7 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_last_bit(
     optimizer: Any, formats: dict[str, Any]
 ) -> None:
     layout = Layout(optimizer=optimizer, **formats)
-    whole, first, second = (_Run(layout, average=0.9, average_precision="bf16") for _ in range(3))
+    whole, first, second = (_Run(layout, ema_decay=0.9, ema_dtype="bf16") for _ in range(3))
     for step in range(4):
         whole.step(step, spoil=torch.inf if step == 1 else None)
     for step in range(2):
@@ -96,7 +96,7 @@ def test_resumed_run_equals_the_uninterrupted_one_to_the_last_bit(
 
 
 def test_adamw_with_clipping_follows_torch() -> None:
-    run = _Run(clip=1.0, decay=0.1)
+    run = _Run(clip_grad=1.0, weight_decay=0.1)
     theirs = {name: nn.Parameter(each.detach().clone()) for name, each in run.parameters.items()}
     decaying = [each for name, each in theirs.items() if each.ndim == 2]
     groups = [
@@ -110,14 +110,14 @@ def test_adamw_with_clipping_follows_torch() -> None:
         norm = nn.utils.clip_grad_norm_(theirs.values(), 1.0)
         reference.step()
         report = run.step(step)
-        assert float(report.norm) == pytest.approx(float(norm), rel=1e-6)
+        assert float(report.grad_norm) == pytest.approx(float(norm), rel=1e-6)
     for name, each in theirs.items():
         torch.testing.assert_close(run.parameters[name].data, each.data, rtol=1e-5, atol=1e-6)
 
 
 def test_muon_follows_torch_for_matrices_and_adamw_for_the_rest() -> None:
     layout = Layout(optimizer="muon", precision="fp32", master_precision="none")
-    run = _Run(layout, clip=None, decay=0.1)
+    run = _Run(layout, clip_grad=None, weight_decay=0.1)
     stacked = run.parameters["layers.0.mlp.gate_up.weight"].detach().clone()
     halves = [nn.Parameter(each.clone()) for each in torch.split(stacked, 12)]
     rest = nn.Parameter(run.parameters["embedding.weight"].detach().clone())
@@ -145,38 +145,38 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(
     optimizer: Any, bad: float
 ) -> None:
     layout = Layout(optimizer=optimizer, master_precision="none", moment_precision="bf16")
-    run = _Run(layout, average=0.5)
+    run = _Run(layout, ema_decay=0.5)
     run.step(0)
     before = _copied(run.everything())
     report = run.step(1, spoil=bad)
     after = run.everything()
-    assert bool(report.skipped)
-    assert int(report.nonfinite) == 1
+    assert bool(report.is_skipped)
+    assert int(report.nonfinite_count) == 1
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert changed == set()
-    assert bool(run.step(2, spoil=bad).skipped)
-    assert not bool(run.step(3).skipped)
+    assert bool(run.step(2, spoil=bad).is_skipped)
+    assert not bool(run.step(3).is_skipped)
     assert int(run.optimizer.steps) == 2
 
 
 def test_gradients_are_scaled_before_they_are_clipped() -> None:
-    one, other = _Run(clip=0.5), _Run(clip=0.5)
+    one, other = _Run(clip_grad=0.5), _Run(clip_grad=0.5)
     small = one.step(0)
     large = other.step(0, scale=64.0, grad_scale=torch.tensor(1 / 64))
-    assert float(small.norm) == pytest.approx(float(large.norm), rel=1e-6)
+    assert float(small.grad_norm) == pytest.approx(float(large.grad_norm), rel=1e-6)
     for name, parameter in one.parameters.items():
         torch.testing.assert_close(parameter, other.parameters[name], rtol=1e-6, atol=1e-7)
 
 
 def test_fp16_takes_the_loss_scale_out_of_gradients_and_lowers_it_when_one_overflows() -> None:
-    run, plain = _Run(FP16, clip=None), _Run(MASTERS, clip=None)
-    assert run.optimizer.loss_scale is not None
-    before = float(run.optimizer.loss_scale.scale)
+    run, plain = _Run(FP16, clip_grad=None), _Run(MASTERS, clip_grad=None)
+    assert run.optimizer.grad_scaler is not None
+    before = float(run.optimizer.grad_scaler.scale)
     # Accumulated in float32, so that the scale of 65,536 does not overflow here.
     report = run.step(0, scale=before)
-    assert float(report.norm) == pytest.approx(float(plain.step(0).norm), rel=1e-5)
-    assert bool(run.step(1, spoil=torch.inf).skipped)
-    assert float(run.optimizer.loss_scale.scale) == before / 2
+    assert float(report.grad_norm) == pytest.approx(float(plain.step(0).grad_norm), rel=1e-5)
+    assert bool(run.step(1, spoil=torch.inf).is_skipped)
+    assert float(run.optimizer.grad_scaler.scale) == before / 2
 
 
 def test_masters_keep_what_bfloat16_weights_cannot() -> None:
@@ -216,23 +216,23 @@ def test_frozen_parameters_have_no_state() -> None:
     frozen = nn.Parameter(torch.ones(4), requires_grad=False)
     trained = nn.Parameter(torch.ones(4))
     optimizer = make_optimizer(
-        [("balance", frozen), ("norm", trained)], FP32, OptimizerSettings(), total_steps=1
+        [("balance", frozen), ("norm", trained)], FP32, OptimizerConfig(), total_steps=1
     )
     assert not any("balance" in name for name in optimizer.state_dict())
 
 
 def test_average_follows_the_weights_and_can_stand_in_for_them() -> None:
-    run = _Run(MASTERS, average=0.75)
-    average = run.optimizer.average
+    run = _Run(MASTERS, ema_decay=0.75)
+    average = run.optimizer.ema
     assert average is not None
     name = "embedding.weight"
     expected = run.optimizer.state_dict()[f"master.{name}"].clone()
     for step in range(3):
         run.step(step)
         expected.lerp_(run.optimizer.state_dict()[f"master.{name}"], 0.25)
-    torch.testing.assert_close(average.averages[name], expected)
+    torch.testing.assert_close(average.ema_tensors[name], expected)
     weight = run.parameters[name].detach().clone()
-    with average.in_place_of(run.parameters):
+    with average.swap_into(run.parameters):
         assert torch.equal(run.parameters[name].detach(), expected.to(torch.bfloat16))
     assert torch.equal(run.parameters[name].detach(), weight)
 
@@ -250,8 +250,8 @@ def test_state_of_another_kind_of_run_is_refused_by_name() -> None:
 def test_every_optimizer_descends_a_bowl(optimizer: Any) -> None:
     layout = Layout(optimizer=optimizer, master_precision="none", moment_precision="bf16")
     weight = nn.Parameter((_drawn(0, (16, 16)) / 10).to(torch.bfloat16))
-    chosen = OptimizerSettings(
-        lr=0.03, decay=0.0, warmup_steps=0, schedule="linear", betas=(0.9, 0.95)
+    chosen = OptimizerConfig(
+        lr=0.03, weight_decay=0.0, warmup_steps=0, schedule="linear", betas=(0.9, 0.95)
     )
     made = make_optimizer([("layers.0.w", weight)], layout, chosen, total_steps=80)
     start = float(weight.detach().float().square().mean())

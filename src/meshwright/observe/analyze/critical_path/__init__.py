@@ -1,22 +1,31 @@
 """The critical path of a window through hosts, launches, streams and ranks; what would shorten it.
 
-critical_path   the segments that the window's end waited for, with causes, and totals
-what_if         the window's length with some things faster, from the graph timed again
-suggestions     the changes worth asking about
+find_critical_path  the segments that the window's end waited for, with causes, and totals
+evaluate_changes    the window's length with some things faster, from the graph timed again
+suggest_changes     the changes worth asking about
 """
 
-from meshwright.observe.analyze.critical_path.building import Built, build
-from meshwright.observe.analyze.critical_path.path import CriticalPath, Segment, critical_path
-from meshwright.observe.analyze.critical_path.whatif import Change, Gain, suggestions, what_if
+from meshwright.observe.analyze.critical_path.critical_path import (
+    CriticalPath,
+    PathSegment,
+    find_critical_path,
+)
+from meshwright.observe.analyze.critical_path.graph_builder import WindowGraph, build_window_graph
+from meshwright.observe.analyze.critical_path.what_if import (
+    CriticalPathChange,
+    CriticalPathGain,
+    evaluate_changes,
+    suggest_changes,
+)
 
 __all__ = [
-    "Built",
-    "Change",
     "CriticalPath",
-    "Gain",
-    "Segment",
-    "build",
-    "critical_path",
-    "suggestions",
-    "what_if",
+    "CriticalPathChange",
+    "CriticalPathGain",
+    "PathSegment",
+    "WindowGraph",
+    "build_window_graph",
+    "evaluate_changes",
+    "find_critical_path",
+    "suggest_changes",
 ]

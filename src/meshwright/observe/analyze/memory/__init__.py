@@ -1,5 +1,9 @@
 """Memory analysis: from a CUDA memory snapshot to peak, growth, fragmentation and shortages."""
 
-from meshwright.observe.analyze.memory.report import DeviceMemory, memory_report, timeline
+from meshwright.observe.analyze.memory.memory_report import (
+    DeviceMemoryReport,
+    analyze_memory,
+    downsample_live_bytes,
+)
 
-__all__ = ["DeviceMemory", "memory_report", "timeline"]
+__all__ = ["DeviceMemoryReport", "analyze_memory", "downsample_live_bytes"]

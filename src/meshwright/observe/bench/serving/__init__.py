@@ -1,22 +1,31 @@
 """What a server does under load: any OpenAI-compatible one, asked and timed token by token."""
 
-from meshwright.observe.bench.serving.compare import compare, pairs_of
-from meshwright.observe.bench.serving.figures import figures_of, parse_objective
-from meshwright.observe.bench.serving.measure import Settings, Turn, measure
-from meshwright.observe.bench.serving.result import Result, Run, load, save
-from meshwright.observe.bench.serving.served import Served
+from meshwright.observe.bench.serving.request_result import RequestResult
+from meshwright.observe.bench.serving.result_comparison import compare_bench_runs, pair_runs
+from meshwright.observe.bench.serving.serving_bench import (
+    LoadPoint,
+    ServingBenchConfig,
+    run_serving_bench,
+)
+from meshwright.observe.bench.serving.serving_metrics import compute_serving_metrics, parse_slo
+from meshwright.observe.bench.serving.serving_result import (
+    ServingBenchResult,
+    ServingBenchRun,
+    load_result,
+    save_result,
+)
 
 __all__ = [
-    "Result",
-    "Run",
-    "Served",
-    "Settings",
-    "Turn",
-    "compare",
-    "figures_of",
-    "load",
-    "measure",
-    "pairs_of",
-    "parse_objective",
-    "save",
+    "LoadPoint",
+    "RequestResult",
+    "ServingBenchConfig",
+    "ServingBenchResult",
+    "ServingBenchRun",
+    "compare_bench_runs",
+    "compute_serving_metrics",
+    "load_result",
+    "pair_runs",
+    "parse_slo",
+    "run_serving_bench",
+    "save_result",
 ]

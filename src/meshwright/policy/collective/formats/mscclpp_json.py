@@ -13,13 +13,16 @@ import json
 from typing import Any, Literal
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.collective import Collective, Op
-from meshwright.policy.collective.formats.mscclpp_blocks import Plan, put_plan
-from meshwright.policy.collective.formats.mscclpp_switch import switch_owners, switch_plan
-from meshwright.policy.collective.soundness import verify
-from meshwright.policy.collective.threadblocks.lowering import lowered
+from meshwright.policy.collective.collective import Collective, CollectiveOp
+from meshwright.policy.collective.formats.mscclpp_puts import MscclppPlan, build_put_plan
+from meshwright.policy.collective.formats.mscclpp_switch import (
+    build_switch_plan,
+    find_switch_owners,
+)
+from meshwright.policy.collective.msccl.lowering import lower_collective
+from meshwright.policy.collective.verification.verifier import verify_collective
 
-COLLECTIVES: dict[Op, str] = {
+COLLECTIVES: dict[CollectiveOp, str] = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",
     "reduce_scatter": "reducescatter",
@@ -27,9 +30,9 @@ COLLECTIVES: dict[Op, str] = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
-ALIGNMENT = 16
+ALIGNMENT_BYTES = 16
 """Bytes: chunks begin at multiples of it (`buffer_alignment`)."""
-MOST_OPERATIONS = 64
+MAX_OPERATIONS = 64
 """Operations of a thread block (MAX_OPERATION)."""
 _OFFSETS = (1 << 32) - 1
 """Offsets in bytes have 32 bits."""
@@ -56,17 +59,17 @@ def write_mscclpp_json(
     if problems:
         raise InputError(problems)
     per_node = per_node or collective.ranks
-    owners = switch_owners(collective) if per_node >= collective.ranks else None
+    owners = find_switch_owners(collective) if per_node >= collective.ranks else None
     if owners is not None:
-        plan = switch_plan(collective, owners, shared=buffers == "in_place")
+        plan = build_switch_plan(collective, owners, shared=buffers == "in_place")
     else:
         plan = _spread_plan(collective, per_node, shared=buffers == "in_place")
     chunks = collective.chunks
-    least = max(min_bytes, ALIGNMENT * chunks)
-    most = _OFFSETS * chunks // max(chunks, plan.largest_buffer)
+    least = max(min_bytes, ALIGNMENT_BYTES * chunks)
+    most = _OFFSETS * chunks // max(chunks, plan.max_buffer_chunks)
     most = most if max_bytes is None else min(most, max_bytes)
     if least > most:
-        what = f"no message of {chunks} chunks of {ALIGNMENT} bytes or more lies in between"
+        what = f"no message of {chunks} chunks of {ALIGNMENT_BYTES} bytes or more is in between"
         fix = f"use max_bytes of {least} or more"
         raise InputError([Problem("max_bytes", f"{least} to {most} bytes: {what}", fix)])
     data: dict[str, Any] = {
@@ -78,25 +81,25 @@ def write_mscclpp_json(
         "gpus": plan.gpus,
         "num_threads_per_block": threads,
         "use_double_scratch_buffer": False,
-        "buffer_alignment": ALIGNMENT,
+        "buffer_alignment": ALIGNMENT_BYTES,
         "min_message_size": least,
         "max_message_size": most,
     }
     return json.dumps(data, indent=1) + "\n"
 
 
-def _spread_plan(collective: Collective, per_node: int, *, shared: bool) -> Plan:
+def _spread_plan(collective: Collective, per_node: int, *, shared: bool) -> MscclppPlan:
     """Use as many thread blocks as it takes to keep each within its operations."""
     messages = _MESSAGES
     while True:
-        program = lowered(collective, style="apart", most_steps=messages)
-        plan = put_plan(program, per_node, shared=shared)
-        if plan.longest_block <= MOST_OPERATIONS:
+        program = lower_collective(collective, style="apart", most_steps=messages)
+        plan = build_put_plan(program, per_node, shared=shared)
+        if plan.max_block_operations <= MAX_OPERATIONS:
             return plan
         if messages == 1:
-            what = f"a thread block of {plan.longest_block} operations, the executor takes "
+            what = f"a thread block of {plan.max_block_operations} operations, the executor takes "
             fix = "use an algorithm in which fewer steps wait for each other"
-            raise InputError([Problem("operations", f"{what}{MOST_OPERATIONS}", fix)])
+            raise InputError([Problem("operations", f"{what}{MAX_OPERATIONS}", fix)])
         messages -= 1
 
 
@@ -115,4 +118,4 @@ def _problems(
     if not 32 <= threads <= 1024 or threads % 32:
         what = f"{threads} threads of a block"
         problems.append(Problem("threads", what, "use a multiple of 32 from 32 to 1024"))
-    return problems or list(verify(collective).problems)
+    return problems or list(verify_collective(collective).problems)

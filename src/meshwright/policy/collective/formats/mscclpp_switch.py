@@ -8,8 +8,8 @@ reductions between nodes are left to sends.
 from typing import Any
 
 from meshwright.policy.collective.collective import Collective
-from meshwright.policy.collective.contract import given_slots
-from meshwright.policy.collective.formats.mscclpp_blocks import NOP, Json, Plan
+from meshwright.policy.collective.contract import list_input_slots
+from meshwright.policy.collective.formats.mscclpp_puts import NOP, Json, MscclppPlan
 
 _MOST_CHANNELS = 16
 """Channels of a thread block (MAX_CHANNEL)."""
@@ -19,7 +19,7 @@ _MOST_STORES = 32
 """Stores of a thread block; waits and signals need the rest of its operations."""
 
 
-def switch_owners(collective: Collective) -> list[int] | None:
+def find_switch_owners(collective: Collective) -> list[int] | None:
     """Return who handles each chunk, where all of a collective goes through one switch."""
     ranks, chunks = collective.ranks, collective.chunks
     if len(collective.switches) != 1 or not 2 <= ranks <= _MOST_CHANNELS + 1:
@@ -28,8 +28,8 @@ def switch_owners(collective: Collective) -> list[int] | None:
         return None
     givers: list[set[int]] = [set() for _ in range(chunks)]
     owners = [chunk * ranks // chunks for chunk in range(chunks)]
-    for _, moves in collective.walk():
-        single = moves.one_slot_each()
+    for _, moves in collective.iterate_steps():
+        single = moves.split_by_slot()
         for src, dst, src_slot, adds in zip(
             single.src.tolist(),
             single.dst.tolist(),
@@ -45,16 +45,18 @@ def switch_owners(collective: Collective) -> list[int] | None:
                 owners[src_slot] = src
     if collective.op == "all_reduce":
         return owners if all(len(given) == ranks for given in givers) else None
-    return owners if all(c in given_slots(collective, owners[c]) for c in range(chunks)) else None
+    return (
+        owners if all(c in list_input_slots(collective, owners[c]) for c in range(chunks)) else None
+    )
 
 
-def switch_plan(collective: Collective, owners: list[int], *, shared: bool) -> Plan:
+def build_switch_plan(collective: Collective, owners: list[int], *, shared: bool) -> MscclppPlan:
     """Return the plan in which owners work on the switch between two meetings of all ranks."""
     stores = [_stores(collective, owners, rank, shared=shared) for rank in range(collective.ranks)]
     blocks = max(-(-len(own) // _MOST_STORES) for own in stores)
     gpus = [_gpu(collective, rank, own, blocks, shared) for rank, own in enumerate(stores)]
     longest = max(len(block["ops"]) for gpu in gpus for block in gpu["threadblocks"])
-    return Plan(gpus, longest, collective.chunks)
+    return MscclppPlan(gpus, longest, collective.chunks)
 
 
 def _stores(collective: Collective, owners: list[int], rank: int, *, shared: bool) -> list[Json]:
@@ -67,7 +69,7 @@ def _stores(collective: Collective, owners: list[int], rank: int, *, shared: boo
             runs[-1][1] += 1
         else:
             runs.append([chunk, 1])
-    first = given_slots(collective, rank).start
+    first = list_input_slots(collective, rank).start
     ops: list[Json] = []
     for chunk, size in runs:
         store = {"switch_channel_id": 0, "index": chunk, "size": size}
@@ -117,7 +119,7 @@ def _gpu(collective: Collective, rank: int, stores: list[Json], blocks: int, sha
                 "remote_buffer_refs": [],
             }
         )
-    given = len(given_slots(collective, rank)) or collective.chunks
+    given = len(list_input_slots(collective, rank)) or collective.chunks
     gpu: dict[str, Any] = {
         "id": rank,
         "input_chunks": given,

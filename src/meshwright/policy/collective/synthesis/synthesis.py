@@ -11,25 +11,32 @@ from typing import Literal, get_args
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.collective import Collective, Op
-from meshwright.policy.collective.synthesis.bound import Bound, check_op, network_bound
-from meshwright.policy.collective.synthesis.growing import grow
-from meshwright.policy.collective.synthesis.loads import Loads, loads_on
-from meshwright.policy.collective.synthesis.network import (
-    Network,
-    chosen_gpus,
-    joined,
+from meshwright.policy.collective.collective import Collective, CollectiveOp
+from meshwright.policy.collective.synthesis.bandwidth_bound import (
+    BandwidthBound,
+    check_op,
+    find_network_bound,
 )
-from meshwright.policy.collective.synthesis.packing import Grown
-from meshwright.policy.collective.synthesis.rounds import in_rounds
-from meshwright.policy.collective.synthesis.scaling import NEAR
-from meshwright.policy.collective.synthesis.streaming import depth, stream
-from meshwright.spec.cluster.links import LinkGraph
+from meshwright.policy.collective.synthesis.capacity_network import (
+    CapacityNetwork,
+    build_capacity_network,
+    select_gpus,
+)
+from meshwright.policy.collective.synthesis.link_loads import SteadyLinkLoads, compute_link_loads
+from meshwright.policy.collective.synthesis.round_schedules import build_round_schedule
+from meshwright.policy.collective.synthesis.tree_collective import (
+    build_tree_collective,
+    compute_tree_depth,
+)
+from meshwright.policy.collective.synthesis.tree_packing import SpanningTree
+from meshwright.policy.collective.synthesis.tree_scaling import ROUNDING_TOLERANCE
+from meshwright.policy.collective.synthesis.tree_search import find_best_trees
+from meshwright.spec.cluster.link_graph import LinkGraph
 
-Aim = Literal["bandwidth", "latency"]
+SynthesisGoal = Literal["bandwidth", "latency"]
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class WeightedTree(msgspec.Struct, frozen=True, kw_only=True):
     """A spanning tree that carries part of the message."""
 
     root: int
@@ -40,18 +47,18 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     """The share of the message that it carries."""
 
 
-class Synthesis(msgspec.Struct, frozen=True, kw_only=True):
+class SynthesizedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule made for one network, and how good it is."""
 
     collective: Collective
     members: tuple[str, ...]
     """The GPU of every rank."""
-    aim: Aim
-    bound: Bound
+    goal: SynthesisGoal
+    bound: BandwidthBound
     """The most that any schedule can reach here, and the cut that says so."""
-    loads: Loads
+    link_loads: SteadyLinkLoads
     """What this one puts on the links, and the rate that follows."""
-    trees: tuple[Tree, ...]
+    trees: tuple[WeightedTree, ...]
     """Where the chunks go; empty for schedules in rounds."""
     notes: tuple[str, ...]
     """What a reader should know about it."""
@@ -59,75 +66,79 @@ class Synthesis(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rate_bytes_per_s(self) -> float:
         """Message bytes over seconds, once chunks stream."""
-        return self.loads.rate_bytes_per_s
+        return self.link_loads.rate_bytes_per_s
 
     @property
-    def of_bound(self) -> float:
+    def bound_share(self) -> float:
         """The rate as a share of the bound."""
         return self.rate_bytes_per_s / self.bound.rate_bytes_per_s
 
 
 def synthesize(
     graph: LinkGraph,
-    op: Op,
+    op: CollectiveOp,
     *,
     gpus: tuple[str, ...] | None = None,
     root: int = 0,
-    aim: Aim = "bandwidth",
+    goal: SynthesisGoal = "bandwidth",
     pieces: int | None = None,
-) -> Synthesis:
+) -> SynthesizedCollective:
     """Return a schedule of an operation over some GPUs of a graph (all, where None).
 
     `pieces` is how often the part of each tree is cut, so that its levels work at the same time.
     """
-    members = chosen_gpus(graph, gpus)
+    members = select_gpus(graph, gpus)
     check_op(op, root, len(members))
-    _check(aim, pieces)
-    network = joined(graph, members)
-    bound = network_bound(network, op, root)
-    if aim == "latency":
-        collective, note = in_rounds(network.ways, op, root)
-        trees: list[Grown] = []
+    _check(goal, pieces)
+    network = build_capacity_network(graph, members)
+    bound = find_network_bound(network, op, root)
+    if goal == "latency":
+        collective, note = build_round_schedule(network.routing_table, op, root)
+        trees: list[SpanningTree] = []
     else:
-        trees, summing = grow(network, bound, root)
-        collective = stream(trees, op, len(members), root=root, pieces=pieces, summing=summing)
-        note = f"{len(trees)} trees, {max(depth(tree) for tree in trees)} hops deep"
-    loads = loads_on(network.ways, collective)
-    return Synthesis(
+        trees, summing = find_best_trees(network, bound, root)
+        collective = build_tree_collective(
+            trees, op, len(members), root=root, pieces=pieces, summing=summing
+        )
+        note = f"{len(trees)} trees, {max(compute_tree_depth(tree) for tree in trees)} hops deep"
+    loads = compute_link_loads(network.routing_table, collective)
+    return SynthesizedCollective(
         collective=collective,
         members=members,
-        aim=aim,
+        goal=goal,
         bound=bound,
-        loads=loads,
+        link_loads=loads,
         trees=_shares(trees),
         notes=(note, *(_notes(network, bound, loads) if trees else ())),
     )
 
 
-def _check(aim: str, pieces: int | None) -> None:
+def _check(goal: str, pieces: int | None) -> None:
     problems = []
-    if aim not in get_args(Aim):
-        known = " or ".join(get_args(Aim))
-        problems.append(Problem("aim", f"{aim!r} is not an aim", f"use {known}"))
+    if goal not in get_args(SynthesisGoal):
+        known = " or ".join(get_args(SynthesisGoal))
+        problems.append(Problem("goal", f"{goal!r} is not a goal", f"use {known}"))
     if pieces is not None and pieces < 1:
         problems.append(Problem("pieces", f"{pieces} pieces", "use 1 or more"))
     if problems:
         raise InputError(problems)
 
 
-def _shares(grown: list[Grown]) -> tuple[Tree, ...]:
+def _shares(grown: list[SpanningTree]) -> tuple[WeightedTree, ...]:
     total = sum(tree.weight for tree in grown)
     return tuple(
-        Tree(root=tree.root, edges=tree.edges, weight=tree.weight / total) for tree in grown
+        WeightedTree(root=tree.root, edges=tree.edges, weight=tree.weight / total) for tree in grown
     )
 
 
-def _notes(network: Network, bound: Bound, loads: Loads) -> Iterator[str]:
+def _notes(
+    network: CapacityNetwork, bound: BandwidthBound, loads: SteadyLinkLoads
+) -> Iterator[str]:
     idle = len(network.capacity) - len(loads.bytes_per_byte)
     if idle > 0:
         yield f"{idle} of {len(network.capacity)} links on best ways carry nothing"
-    if loads.rate_bytes_per_s < bound.rate_bytes_per_s * (1 - 2 * NEAR):
+    if loads.rate_bytes_per_s < bound.rate_bytes_per_s * (1 - 2 * ROUNDING_TOLERANCE):
         yield (
             "the bound lets data take any way; transfers take their best, and meet on "
-            f"{loads.busiest[0]} to {loads.busiest[1]}"
+            f"{loads.busiest_link[0]} to {loads.busiest_link[1]}"
         )

@@ -1,29 +1,35 @@
 """Collective algorithms carried out by Triton kernels, with all ranks' buffers on one device.
 
-VirtualRanks    holds the buffers and runs a collective over them
-Layout          where each chunk of a message lies in such a buffer
-Program, lower  a collective as work for the kernel: sums of places, written to places
-carry_out       the same work with plain torch operations
+VirtualRanks                     holds the buffers and runs a collective over them
+BufferLayout                     the slot of each chunk of a message in such a buffer
+KernelProgram, lower_to_kernel   a collective as work for the kernel: sums of slots
+run_program_reference            the same work with plain torch operations
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.run.kernels.collective.layout import Layout
-    from meshwright.run.kernels.collective.plain import carry_out
-    from meshwright.run.kernels.collective.program import Program, lower
+    from meshwright.run.kernels.collective.buffer_layout import BufferLayout
+    from meshwright.run.kernels.collective.collective_reference import run_program_reference
+    from meshwright.run.kernels.collective.kernel_program import KernelProgram, lower_to_kernel
     from meshwright.run.kernels.collective.virtual_ranks import VirtualRanks
 
-_HOMES = {
-    "Layout": "meshwright.run.kernels.collective.layout",
-    "Program": "meshwright.run.kernels.collective.program",
+_MODULES = {
+    "BufferLayout": "meshwright.run.kernels.collective.buffer_layout",
+    "KernelProgram": "meshwright.run.kernels.collective.kernel_program",
     "VirtualRanks": "meshwright.run.kernels.collective.virtual_ranks",
-    "carry_out": "meshwright.run.kernels.collective.plain",
-    "lower": "meshwright.run.kernels.collective.program",
+    "run_program_reference": "meshwright.run.kernels.collective.collective_reference",
+    "lower_to_kernel": "meshwright.run.kernels.collective.kernel_program",
 }
 
-__all__ = ["Layout", "Program", "VirtualRanks", "carry_out", "lower"]
+__all__ = [
+    "BufferLayout",
+    "KernelProgram",
+    "VirtualRanks",
+    "lower_to_kernel",
+    "run_program_reference",
+]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from meshwright.errors import InputError, MissingPart, Problem
-from meshwright.policy.collective.chunking import message_elements
+from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.policy.collective.chunk_edges import count_message_elements
 from meshwright.policy.collective.collective import Collective
-from meshwright.policy.collective.soundness import verify
-from meshwright.run.kernels.collective.launch import TILE_BYTES, Launcher
-from meshwright.run.kernels.collective.layout import (
-    Layout,
-    Piece,
-    given_pieces,
-    layout,
-    wanted_pieces,
+from meshwright.policy.collective.verification.verifier import verify_collective
+from meshwright.run.kernels.collective.buffer_layout import (
+    BufferLayout,
+    BufferPiece,
+    list_input_pieces,
+    list_output_pieces,
+    make_buffer_layout,
 )
-from meshwright.run.kernels.collective.plain import SUM_TYPES, carry_out
-from meshwright.run.kernels.collective.program import Program, lower
+from meshwright.run.kernels.collective.collective_launcher import TILE_BYTES, CollectiveLauncher
+from meshwright.run.kernels.collective.collective_reference import SUM_TYPES, run_program_reference
+from meshwright.run.kernels.collective.kernel_program import KernelProgram, lower_to_kernel
 
 
 class VirtualRanks:
@@ -40,7 +40,7 @@ class VirtualRanks:
         The message has `elements` elements, or as many as the slots have room for. `tile` is how
         many of them one program of the kernel moves at a time.
         """
-        problems = [*_buffer_problems(collective, buffer), *verify(collective).problems]
+        problems = [*_buffer_problems(collective, buffer), *verify_collective(collective).problems]
         if problems:
             raise InputError(problems)
         room = buffer.shape[1] // collective.slots
@@ -48,26 +48,26 @@ class VirtualRanks:
             elements = room * collective.chunks
         self.collective = collective
         self.buffer = buffer
-        self.sizes: Layout = layout(collective, elements, room=room)
+        self.buffer_layout: BufferLayout = make_buffer_layout(collective, elements, room=room)
         if tile is None:
             tile = TILE_BYTES // buffer.element_size()
-        self.program: Program = lower(collective, self.sizes, tile=tile)
-        self._launcher: Launcher | None = None
+        self.program: KernelProgram = lower_to_kernel(collective, self.buffer_layout, tile=tile)
+        self._launcher: CollectiveLauncher | None = None
 
     @classmethod
-    def holding(
+    def from_inputs(
         cls, collective: Collective, inputs: Sequence[torch.Tensor], *, tile: int | None = None
     ) -> "VirtualRanks":
         """Make a buffer and put in what each rank brings: one flat tensor per rank.
 
         A rank that brings nothing, such as all but the root of a broadcast, gives an empty tensor.
         """
-        problems = verify(collective).problems or _input_problems(collective, inputs)
+        problems = verify_collective(collective).problems or _input_problems(collective, inputs)
         if problems:
             raise InputError(problems)
         elements = _elements(collective, [len(each) for each in inputs])
-        sizes = layout(collective, elements)
-        shape = collective.places, collective.slots * sizes.room
+        sizes = make_buffer_layout(collective, elements)
+        shape = collective.num_endpoints, collective.slots * sizes.slot_elements
         buffer = torch.zeros(shape, dtype=inputs[0].dtype, device=inputs[0].device)
         ranks = cls(collective, buffer, elements=elements, tile=tile)
         ranks.load(inputs)
@@ -75,7 +75,7 @@ class VirtualRanks:
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
         """Put what each rank brings into its slots."""
-        pieces = given_pieces(self.collective, self.sizes)
+        pieces = list_input_pieces(self.collective, self.buffer_layout)
         problems = _input_problems(self.collective, inputs) or _size_problems(pieces, inputs)
         if problems:
             raise InputError(problems)
@@ -86,32 +86,34 @@ class VirtualRanks:
     def outputs(self) -> list[torch.Tensor]:
         """Return what each rank has got, as flat tensors; empty where it is to get nothing."""
         parts: list[list[torch.Tensor]] = [[] for _ in range(self.collective.ranks)]
-        for piece in wanted_pieces(self.collective, self.sizes):
+        for piece in list_output_pieces(self.collective, self.buffer_layout):
             parts[piece.rank].append(self._cell(piece))
         return [torch.cat(each) if each else self.buffer.new_empty(0) for each in parts]
 
-    def run_step_by_step(self) -> None:
+    def run_per_step(self) -> None:
         """Run with one launch per step."""
-        self._launches().step_by_step()
+        self._launches().launch_per_step()
 
-    def run_at_once(self) -> None:
+    def run_persistent(self) -> None:
         """Run with one launch, whose programs wait for each other between steps.
 
         It pays where steps are many and small: meeting costs less than a launch.
         """
-        self._launches().at_once()
+        self._launches().launch_persistent()
 
-    def run_plainly(self) -> None:
+    def run_reference(self) -> None:
         """Run with torch operations instead of the kernel: the same sums, for comparison."""
-        carry_out(self.program, self.buffer)
+        run_program_reference(self.program, self.buffer)
 
-    def captured(self, run: Callable[[], None]) -> Callable[[], None]:
+    def capture_graph(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of one of the runs above; what is returned repeats them.
 
         Recording runs nothing but one warm-up, after which the buffer is put back.
         """
         if self.buffer.device.type != "cuda":
-            raise MissingPart("launches are recorded on a CUDA device only", "call the run itself")
+            raise MissingDependency(
+                "launches are recorded on a CUDA device only", "call the run itself"
+            )
         kept = self.buffer.clone()
         run()  # compiles, and puts the tables on the device
         graph = torch.cuda.CUDAGraph()
@@ -126,13 +128,13 @@ class VirtualRanks:
         """Bytes that one run reads and writes: a copy counts 2 per byte, an add 3."""
         return self.program.elements_moved * self.buffer.element_size()
 
-    def _launches(self) -> Launcher:
+    def _launches(self) -> CollectiveLauncher:
         if self._launcher is None:
-            self._launcher = Launcher(self.program, self.buffer)
+            self._launcher = CollectiveLauncher(self.program, self.buffer)
         return self._launcher
 
-    def _cell(self, piece: Piece) -> torch.Tensor:
-        start = piece.slot * self.sizes.room
+    def _cell(self, piece: BufferPiece) -> torch.Tensor:
+        start = piece.slot * self.buffer_layout.slot_elements
         return self.buffer[piece.rank, start : start + piece.elements]
 
 
@@ -141,10 +143,10 @@ def _elements(collective: Collective, given: Sequence[int]) -> int:
     if collective.op == "all_to_all_v":
         rows = [sum(row) for row in collective.counts]
         fullest = rows.index(max(rows))
-        chunk = message_elements(collective, fullest, given=given[fullest], chunk=0)
+        chunk = count_message_elements(collective, fullest, given=given[fullest], chunk=0)
         return chunk * collective.chunks
     giver = collective.root if collective.op in ("broadcast", "scatter") else 0
-    return message_elements(collective, giver, given=given[giver])
+    return count_message_elements(collective, giver, given=given[giver])
 
 
 def _buffer_problems(collective: Collective, buffer: torch.Tensor) -> list[Problem]:
@@ -152,10 +154,10 @@ def _buffer_problems(collective: Collective, buffer: torch.Tensor) -> list[Probl
     if buffer.dtype not in SUM_TYPES:
         known = ", ".join(str(kind).removeprefix("torch.") for kind in SUM_TYPES)
         problems.append(Problem("buffer", f"elements are {buffer.dtype}", f"use one of {known}"))
-    places, slots = collective.places, collective.slots
+    places, slots = collective.num_endpoints, collective.slots
     wrong = buffer.ndim != 2 or buffer.shape[0] != places or buffer.shape[1] % max(1, slots)
     if wrong:
-        what = f"a buffer of shape {list(buffer.shape)} for {places} places of {slots} slots"
+        what = f"a buffer of shape {list(buffer.shape)} for {places} ranks of {slots} slots"
         problems.append(Problem("buffer", what, f"use [{places}, {slots} · room of a chunk]"))
     elif not buffer.is_contiguous() or buffer.data_ptr() % 16:
         what = "its rows do not follow each other from a multiple of 16 bytes on"
@@ -178,7 +180,7 @@ def _input_problems(collective: Collective, inputs: Sequence[torch.Tensor]) -> l
     return []
 
 
-def _size_problems(pieces: Sequence[Piece], inputs: Sequence[torch.Tensor]) -> list[Problem]:
+def _size_problems(pieces: Sequence[BufferPiece], inputs: Sequence[torch.Tensor]) -> list[Problem]:
     needed = dict.fromkeys(range(len(inputs)), 0)
     for piece in pieces:
         needed[piece.rank] += piece.elements

@@ -11,10 +11,10 @@ import msgspec
 import yaml
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.start import Start, settings
-from meshwright.spec.bounds import Bounds
+from meshwright.run.parallel.launch.launch_spec import LaunchSpec, recommend_environment
+from meshwright.spec.field_checks import FieldChecker
 
-Kind = Literal["jobset", "pytorchjob"]
+ManifestKind = Literal["jobset", "pytorchjob"]
 
 _PORT = 29500
 _OPERATOR_PORT = 23456
@@ -33,7 +33,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     image: str
     """Container image with meshwright in it."""
-    kind: Kind = "jobset"
+    kind: ManifestKind = "jobset"
     """Who looks after the pods."""
     namespace: str = ""
     """Namespace; empty is the one of kubectl's context."""
@@ -47,37 +47,37 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Name of the GPUs among a node's resources."""
     resources: tuple[str, ...] = ()
     """Further resources of each pod, such as rdma/hca=8."""
-    claims: tuple[str, ...] = ()
+    volume_claims: tuple[str, ...] = ()
     """Volumes to mount, as CLAIM:FOLDER."""
-    node_labels: tuple[str, ...] = ()
+    node_selector: tuple[str, ...] = ()
     """Labels that nodes must have, such as pool=h100."""
     queue: str = ""
     """Queue of Kueue that admits the job."""
     restarts: int = 3
     """How often all pods start again after a failure."""
-    interface: str = ""
+    socket_ifname: str = ""
     """Network interface by which ranks meet."""
-    hca: str = ""
+    nccl_ib_hca: str = ""
     """InfiniBand cards of NCCL."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.named(image=self.image)
+        bounds = FieldChecker()
+        bounds.not_empty(image=self.image)
         bounds.one_of("kind", self.kind, ("jobset", "pytorchjob"))
         bounds.count(least=0, restarts=self.restarts)
         for name in ("cpus", "memory", "shared_memory"):
             value = getattr(self, name)
             if value and not _QUANTITY.fullmatch(value):
                 bounds.add(name, f"{value!r} is no quantity", "write it like 64, 500m or 900Gi")
-        for claim in self.claims:
+        for claim in self.volume_claims:
             name, colon, folder = claim.partition(":")
             if not (name and colon and folder.startswith("/")):
                 bounds.add("claim", f"{claim!r} is no mount", "write it like CLAIM:/data")
-        for name in ("resources", "node_labels"):
+        for name in ("resources", "node_selector"):
             for word in getattr(self, name):
                 if not re.fullmatch(r"[^=\s]+=[^=\s]+", word):
                     bounds.add(name, f"{word!r} sets nothing", "write it like NAME=VALUE")
-        bounds.require()
+        bounds.raise_problems()
 
 
 class ConfigFile(NamedTuple):
@@ -92,7 +92,9 @@ class ConfigFile(NamedTuple):
         return f"{_CONFIG}/{self.name}"
 
 
-def manifest(start: Start, options: KubernetesOptions, config: ConfigFile | None = None) -> str:
+def render_manifest(
+    start: LaunchSpec, options: KubernetesOptions, config: ConfigFile | None = None
+) -> str:
     """Write the manifest that kubectl applies; pods are given `config` in a volume."""
     make = _jobset if options.kind == "jobset" else _pytorchjob
     parts = [make(start, options, config)]
@@ -103,9 +105,9 @@ def manifest(start: Start, options: KubernetesOptions, config: ConfigFile | None
     dumped = (yaml.dump(part, Dumper=_Dumper, sort_keys=False, width=10_000) for part in parts)
     body = "---\n".join(dumped)
     about = f" from {start.source}" if start.source else ""
-    why = "".join(f"#   {one.name}: {one.why}\n" for one in _settings(start, options))
+    why = "".join(f"#   {one.name}: {one.reason}\n" for one in _settings(start, options))
     return (
-        f"# Written by mw launch k8s{about}: {start.shape}.\n"
+        f"# Written by mw launch k8s{about}: {start.node_shape}.\n"
         f"# kubectl apply -f FILE starts it; its variables:\n{why}{body}"
     )
 
@@ -122,11 +124,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _config_name(start: Start) -> str:
-    return f"{job_name(start.name)}-job"
+def _config_name(start: LaunchSpec) -> str:
+    return f"{normalize_kubernetes_name(start.name)}-job"
 
 
-def job_name(text: str) -> str:
+def normalize_kubernetes_name(text: str) -> str:
     """Turn a name into one that Kubernetes takes."""
     name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
     if not name or not name[0].isalpha() or len(name) > _LONGEST_NAME:
@@ -136,9 +138,11 @@ def job_name(text: str) -> str:
     return name
 
 
-def _jobset(start: Start, options: KubernetesOptions, config: ConfigFile | None) -> dict[str, Any]:
-    name = job_name(start.name)
-    words = start.torchrun(
+def _jobset(
+    start: LaunchSpec, options: KubernetesOptions, config: ConfigFile | None
+) -> dict[str, Any]:
+    name = normalize_kubernetes_name(start.name)
+    words = start.torchrun_command(
         # What stands as $(NAME) Kubernetes fills in.
         "--node-rank=$(JOB_COMPLETION_INDEX)",
         f"--master-addr={name}-nodes-0-0.{name}",
@@ -146,8 +150,8 @@ def _jobset(start: Start, options: KubernetesOptions, config: ConfigFile | None)
     )
     pods = {
         "completionMode": "Indexed",
-        "parallelism": start.shape.nodes,
-        "completions": start.shape.nodes,
+        "parallelism": start.node_shape.nodes,
+        "completions": start.node_shape.nodes,
         # One pod that fails ends all: the JobSet starts them again together.
         "backoffLimit": 0,
         "template": {
@@ -172,9 +176,9 @@ def _jobset(start: Start, options: KubernetesOptions, config: ConfigFile | None)
 
 
 def _pytorchjob(
-    start: Start, options: KubernetesOptions, config: ConfigFile | None
+    start: LaunchSpec, options: KubernetesOptions, config: ConfigFile | None
 ) -> dict[str, Any]:
-    words = start.torchrun(
+    words = start.torchrun_command(
         # The operator numbers pods in RANK; torchrun gives each rank its own.
         "--node-rank=$(RANK)",
         "--master-addr=$(MASTER_ADDR)",
@@ -183,13 +187,13 @@ def _pytorchjob(
     # Each pod starts again by itself, where a JobSet starts all of them together.
     pod = {"spec": _pod(start, options, words, _OPERATOR_PORT, config)}
     replicas = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": pod}}
-    if start.shape.nodes > 1:
-        others = start.shape.nodes - 1
+    if start.node_shape.nodes > 1:
+        others = start.node_shape.nodes - 1
         replicas["Worker"] = {"replicas": others, "restartPolicy": "OnFailure", "template": pod}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": _metadata(job_name(start.name), options),
+        "metadata": _metadata(normalize_kubernetes_name(start.name), options),
         "spec": {
             "runPolicy": {"backoffLimit": options.restarts, "cleanPodPolicy": "Running"},
             "pytorchReplicaSpecs": replicas,
@@ -206,14 +210,17 @@ def _metadata(name: str, options: KubernetesOptions) -> dict[str, Any]:
     return found
 
 
-def _settings(start: Start, options: KubernetesOptions) -> list[Any]:
-    return settings(
-        start.shape, interface=options.interface, hca=options.hca, traces="/tmp/nccl-rank-"
+def _settings(start: LaunchSpec, options: KubernetesOptions) -> list[Any]:
+    return recommend_environment(
+        start.node_shape,
+        interface=options.socket_ifname,
+        hca=options.nccl_ib_hca,
+        traces="/tmp/nccl-rank-",
     )
 
 
 def _pod(
-    start: Start,
+    start: LaunchSpec,
     options: KubernetesOptions,
     words: tuple[str, ...],
     port: int,
@@ -221,14 +228,18 @@ def _pod(
 ) -> dict[str, Any]:
     limits = {"cpu": options.cpus} if options.cpus else {}
     limits |= {"memory": options.memory} if options.memory else {}
-    limits |= {options.gpu: str(start.shape.per_node)} if start.shape.device == "cuda" else {}
+    limits |= (
+        {options.gpu: str(start.node_shape.ranks_per_node)}
+        if start.node_shape.device == "cuda"
+        else {}
+    )
     limits |= _pairs(options.resources)
-    chosen = {one.name: one.value for one in _settings(start, options)} | start.variables
+    chosen = {one.name: one.value for one in _settings(start, options)} | start.environment
     memory = {"medium": "Memory"}
     memory |= {"sizeLimit": options.shared_memory} if options.shared_memory else {}
     volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": memory}]
     mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
-    for index, each in enumerate(options.claims):
+    for index, each in enumerate(options.volume_claims):
         claim, _, folder = each.partition(":")
         name = f"claim-{index}"
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
@@ -251,8 +262,8 @@ def _pod(
         "containers": [container],
         "volumes": volumes,
     }
-    if options.node_labels:
-        pod["nodeSelector"] = _pairs(options.node_labels)
+    if options.node_selector:
+        pod["nodeSelector"] = _pairs(options.node_selector)
     return pod
 
 

@@ -1,9 +1,9 @@
-"""`run`: start the ranks of a job on this machine, let them speak, and end them together.
+"""`launch_local`: start the ranks of a job on this machine, let them speak, and end them together.
 
 The port at which the ranks meet is bound here, before any of them starts, and its socket is handed
 to rank 0: nobody can take it in between. Names of variables are torchrun's. SIGINT is held back
-from a rank until it asks for it (`stopping.nothing_begun`): Python would print a traceback of its
-own loading. No torch is loaded.
+from a rank until it asks for it (`signals.use_default_sigint`): Python would print a traceback of
+its own loading. No torch is loaded.
 """
 
 import ctypes
@@ -20,11 +20,20 @@ from types import FrameType
 from typing import IO, Any
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.ending import INTERRUPTED, Ending, Rank, closing
-from meshwright.run.parallel.launch.environment import LISTENER
-from meshwright.run.parallel.launch.last_words import PIPE, LastWords, heard
-from meshwright.run.parallel.launch.places import OUTER
-from meshwright.spec.bounds import require, whole
+from meshwright.run.parallel.launch.exit_reason import (
+    EXIT_REASON_FD_VARIABLE,
+    ExitReason,
+    read_exit_reasons,
+)
+from meshwright.run.parallel.launch.exit_summary import (
+    INTERRUPTED_MESSAGE,
+    JobExit,
+    RankProcess,
+    summarize_exit,
+)
+from meshwright.run.parallel.launch.launcher_env import SLURM_TASK_VARIABLES
+from meshwright.run.parallel.launch.world import STORE_FD_VARIABLE
+from meshwright.spec.field_checks import check_integer, raise_problems
 
 PROGRAM = (sys.executable, "-m", "meshwright", "train")
 _MOST = 1024
@@ -38,22 +47,22 @@ _GRACE_S = 4.0
 _OWN_WORDS = ("error: ", "  hint: ")
 
 
-def run(
+def launch_local(
     arguments: Sequence[str],
     nproc: int,
     *,
     port: int | None = None,
     program: Sequence[str] = PROGRAM,
-) -> Ending:
+) -> JobExit:
     """Start so many ranks of `mw train ARGUMENTS` here; return how they ended.
 
     Rank 0 has the terminal. What the others print goes to stderr, each line with its rank; an error
     that all ranks end with is printed by rank 0 alone. Signals are passed on. When a rank ends
     badly, the others end within some seconds. `port` is where ranks meet, and else a free one.
     """
-    require(
-        whole("--nproc", nproc, 1, _MOST),
-        [] if port is None else whole("MASTER_PORT", port, 1, 65535),
+    raise_problems(
+        check_integer("--nproc-per-node", nproc, 1, _MOST),
+        [] if port is None else check_integer("MASTER_PORT", port, 1, 65535),
     )
     listening, telling = os.pipe()
     os.set_blocking(listening, False)
@@ -69,8 +78,8 @@ def run(
                 _end(ranks, signal.SIGKILL)
         for thread in readers:
             thread.join(timeout=_SETTLE_S)
-        ending = closing(ranks, _words(listening), passed)
-        for line in ending.said:
+        ending = summarize_exit(ranks, _words(listening), passed)
+        for line in ending.exit_messages:
             _say(line)
         return ending
     finally:
@@ -78,9 +87,9 @@ def run(
         os.close(telling)
 
 
-def _words(listening: int) -> list[LastWords]:
+def _words(listening: int) -> list[ExitReason]:
     try:
-        return heard(os.read(listening, 1 << 20))
+        return read_exit_reasons(os.read(listening, 1 << 20))
     except BlockingIOError:  # nobody told anything
         return []
 
@@ -97,11 +106,11 @@ def _bound(port: int | None) -> Iterator[socket.socket]:
         yield listener
 
 
-def variables(
+def make_rank_environment(
     number: int, nproc: int, port: int, environment: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """Return the environment of one rank."""
-    kept = {name: value for name, value in environment.items() if name not in OUTER}
+    kept = {name: value for name, value in environment.items() if name not in SLURM_TASK_VARIABLES}
     # Every rank would take all cores otherwise.
     kept.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
     # torch prints stacks of C++ where the store of a dead rank is asked, which the alarm sums up.
@@ -119,16 +128,16 @@ def variables(
 
 def _started(
     command: Sequence[str], nproc: int, listener: socket.socket, telling: int
-) -> list[Rank]:
+) -> list[RankProcess]:
     port, descriptor = listener.getsockname()[1], listener.fileno()
-    ranks: list[Rank] = []
+    ranks: list[RankProcess] = []
     try:
         for number in range(nproc):
             first = number == 0
-            environment = variables(number, nproc, port, os.environ, _cores())
-            environment[PIPE] = str(telling)
+            environment = make_rank_environment(number, nproc, port, os.environ, _cores())
+            environment[EXIT_REASON_FD_VARIABLE] = str(telling)
             if first:
-                environment[LISTENER] = str(descriptor)
+                environment[STORE_FD_VARIABLE] = str(descriptor)
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -140,11 +149,11 @@ def _started(
                 process_group=0,
                 preexec_fn=_prepare,  # noqa: PLW1509 - no thread runs here yet
             )
-            ranks.append(Rank(number, process, time.monotonic()))
+            ranks.append(RankProcess(number, process, time.monotonic()))
     except OSError as error:
         _end(ranks, signal.SIGKILL)
         what = f"rank {len(ranks)} cannot be started: {error.strerror or error}"
-        raise InputError([Problem("--nproc", what, "start fewer")]) from None
+        raise InputError([Problem("--nproc-per-node", what, "start fewer")]) from None
     return ranks
 
 
@@ -162,7 +171,7 @@ def _prepare() -> None:
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
 
 
-def _reader(rank: Rank) -> threading.Thread:
+def _reader(rank: RankProcess) -> threading.Thread:
     """Copy what a rank prints, line by line, to stderr; keep back its own errors."""
     stream = rank.process.stdout
     assert stream is not None, "every rank but the first has a pipe"
@@ -174,15 +183,15 @@ def _reader(rank: Rank) -> threading.Thread:
                 line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
                 if line.startswith(_OWN_WORDS):
                     rank.errors.append(line)
-                elif line and line != INTERRUPTED:
-                    _say(f"[rank {rank.number}] {line}")
+                elif line and line != INTERRUPTED_MESSAGE:
+                    _say(f"[rank {rank.rank}] {line}")
 
     thread = threading.Thread(target=copy, args=(stream,), daemon=True)
     thread.start()
     return thread
 
 
-def _watch(ranks: Sequence[Rank]) -> None:
+def _watch(ranks: Sequence[RankProcess]) -> None:
     """Wait for all to end; from the first bad end on, not for long."""
     failed_at: float | None = None
     asked = False
@@ -190,10 +199,10 @@ def _watch(ranks: Sequence[Rank]) -> None:
         time.sleep(_POLL_S)
         now = time.monotonic()
         for rank in ranks:
-            if rank.ended_s is None and rank.process.poll() is not None:
-                rank.ended_s = now - rank.began
-                rank.was_ended = asked and failed_at is not None
-                if rank.code and failed_at is None:
+            if rank.runtime_s is None and rank.process.poll() is not None:
+                rank.runtime_s = now - rank.start_s
+                rank.was_killed = asked and failed_at is not None
+                if rank.exit_code and failed_at is None:
                     failed_at = now
         if failed_at is None or not _alive(ranks):
             continue
@@ -204,18 +213,18 @@ def _watch(ranks: Sequence[Rank]) -> None:
             _end(ranks, signal.SIGKILL)
 
 
-def _alive(ranks: Sequence[Rank]) -> list[Rank]:
-    return [rank for rank in ranks if rank.ended_s is None]
+def _alive(ranks: Sequence[RankProcess]) -> list[RankProcess]:
+    return [rank for rank in ranks if rank.runtime_s is None]
 
 
-def _end(ranks: Sequence[Rank], number: signal.Signals) -> None:
+def _end(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
     for rank in ranks:
         if rank.process.poll() is None:
             rank.process.send_signal(number)
 
 
 @contextmanager
-def _passed_on(ranks: Sequence[Rank]) -> Iterator[list[int]]:
+def _passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
     """Pass every SIGINT and SIGTERM on to all ranks, which save and end together; list them."""
     passed: list[int] = []
 

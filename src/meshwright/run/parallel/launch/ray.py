@@ -1,4 +1,4 @@
-"""`driver`: a Python program that starts a job on a Ray cluster. Pure text; Ray is not loaded.
+"""`render_driver`: text of a Python program that starts a job on a Ray cluster.
 
 Ray finds the nodes: one placement bundle for each, on which torchrun starts the ranks. Ray's own
 trainer is not used, as it forms the process group itself, before jobs are compared.
@@ -6,8 +6,8 @@ trainer is not used, as it forms the process group itself, before jobs are compa
 
 import msgspec
 
-from meshwright.run.parallel.launch.start import Start, settings
-from meshwright.spec.bounds import Bounds
+from meshwright.run.parallel.launch.launch_spec import LaunchSpec, recommend_environment
+from meshwright.spec.field_checks import FieldChecker
 
 
 class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,34 +19,36 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """CPU cores of each rank."""
     wait_s: int = 600
     """How long to wait for nodes to be free."""
-    interface: str = ""
+    socket_ifname: str = ""
     """Network interface by which ranks meet."""
-    hca: str = ""
+    nccl_ib_hca: str = ""
     """InfiniBand cards of NCCL."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.named(address=self.address)
+        bounds = FieldChecker()
+        bounds.not_empty(address=self.address)
         bounds.count(cpus_per_rank=self.cpus_per_rank, wait_s=self.wait_s)
-        bounds.require()
+        bounds.raise_problems()
 
 
-def driver(start: Start, options: RayOptions) -> str:
+def render_driver(start: LaunchSpec, options: RayOptions) -> str:
     """Write the program that `ray job submit` or `python` runs."""
-    shape = start.shape
-    chosen = settings(shape, interface=options.interface, hca=options.hca, traces="/tmp/nccl-rank-")
+    shape = start.node_shape
+    chosen = recommend_environment(
+        shape, interface=options.socket_ifname, hca=options.nccl_ib_hca, traces="/tmp/nccl-rank-"
+    )
     width = max(len(f"    {one.name!r}: {one.value!r},") for one in chosen)
-    lines = [f"{f'    {one.name!r}: {one.value!r},':{width}}  # {one.why}" for one in chosen]
-    lines += [f"    {name!r}: {value!r}," for name, value in start.variables.items()]
+    lines = [f"{f'    {one.name!r}: {one.value!r},':{width}}  # {one.reason}" for one in chosen]
+    lines += [f"    {name!r}: {value!r}," for name, value in start.environment.items()]
     about = f" from {start.source}" if start.source else ""
     head = [
         f'"""Written by mw launch ray{about}: {shape}."""',
         "",
         _IMPORTS,
         f"ADDRESS = {options.address!r}",
-        f"NODES, RANKS_PER_NODE = {shape.nodes}, {shape.per_node}",
-        f"GPUS_PER_NODE = {shape.per_node if shape.device == 'cuda' else 0}",
-        f"CPUS_PER_NODE = {shape.per_node * options.cpus_per_rank}",
+        f"NODES, RANKS_PER_NODE = {shape.nodes}, {shape.ranks_per_node}",
+        f"GPUS_PER_NODE = {shape.ranks_per_node if shape.device == 'cuda' else 0}",
+        f"CPUS_PER_NODE = {shape.ranks_per_node * options.cpus_per_rank}",
         f"WAIT_S = {options.wait_s}",
         f"PROGRAM = {list(start.module or ('--no-python', *start.command))!r}",
         "VARIABLES = {",

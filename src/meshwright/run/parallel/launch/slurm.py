@@ -1,4 +1,4 @@
-"""`script`: a job as Slurm's sbatch takes it. Pure text: it submits nothing.
+"""`render_sbatch`: a job as Slurm's sbatch takes it. Pure text: it submits nothing.
 
 One task for each rank, started by srun; ranks meet at the first node, at a port that follows from
 the number of the job. Before they start, every node is looked at. Two minutes before the time
@@ -12,9 +12,9 @@ from importlib.resources import files
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.places import FIRST_PORT, PORTS
-from meshwright.run.parallel.launch.start import Start, settings
-from meshwright.spec.bounds import Bounds
+from meshwright.run.parallel.launch.launch_spec import LaunchSpec, recommend_environment
+from meshwright.run.parallel.launch.launcher_env import FIRST_PORT, NUM_PORTS
+from meshwright.spec.field_checks import FieldChecker
 
 _TIME = re.compile(r"\d+|(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+-\d{1,2}")
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f]+")
@@ -45,15 +45,15 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Container image that ranks run in, for the Pyxis plugin."""
     mounts: str = ""
     """Folders that the container sees, as FROM:TO with commas."""
-    interface: str = ""
+    socket_ifname: str = ""
     """Network interface by which ranks meet, such as ib0."""
-    hca: str = ""
+    nccl_ib_hca: str = ""
     """InfiniBand cards of NCCL, such as mlx5."""
     setup: tuple[str, ...] = ()
     """Lines of shell before anything starts, such as `module load cuda`."""
     flags: tuple[str, ...] = ()
     """Further flags of sbatch, such as --sbatch=--reservation=x."""
-    warning_s: int = 120
+    signal_before_s: int = 120
     """Seconds before the time limit at which the trainer saves and ends."""
     restarts: int = 100
     """How often the job queues again at its time limit; 0 never."""
@@ -69,9 +69,9 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """File for everything that is printed, in Slurm's pattern."""
 
     def __post_init__(self) -> None:
-        bounds = Bounds()
+        bounds = FieldChecker()
         bounds.count(cpus_per_rank=self.cpus_per_rank)
-        bounds.count(least=10, warning_s=self.warning_s)
+        bounds.count(least=10, signal_before_s=self.signal_before_s)
         bounds.count(
             least=0,
             restarts=self.restarts,
@@ -89,10 +89,10 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 bounds.add(
                     "sbatch", f"{flag!r} is no flag", "write it like --sbatch=--reservation=x"
                 )
-        bounds.require()
+        bounds.raise_problems()
 
 
-def script(start: Start, options: SlurmOptions) -> str:
+def render_sbatch(start: LaunchSpec, options: SlurmOptions) -> str:
     """Write the batch script of a job."""
     problems = [
         Problem("setup", f"{line!r} is more than a line", "give one line each time")
@@ -104,7 +104,7 @@ def script(start: Start, options: SlurmOptions) -> str:
     about = f" from {start.source}" if start.source else ""
     parts = [
         "#!/bin/bash",
-        f"# Written by mw launch slurm{about}: {start.shape}.",
+        f"# Written by mw launch slurm{about}: {start.node_shape}.",
         *(f"#SBATCH {flag}" for flag in _flags(start, options)),
         "",
         "set -uo pipefail",
@@ -120,8 +120,8 @@ def script(start: Start, options: SlurmOptions) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _flags(start: Start, options: SlurmOptions) -> list[str]:
-    shape = start.shape
+def _flags(start: LaunchSpec, options: SlurmOptions) -> list[str]:
+    shape = start.node_shape
     chosen = {
         "--job-name": start.name,
         "--account": options.account,
@@ -130,8 +130,8 @@ def _flags(start: Start, options: SlurmOptions) -> list[str]:
         "--constraint": options.constraint,
         "--exclude": options.exclude,
         "--nodes": str(shape.nodes),
-        "--ntasks-per-node": str(shape.per_node),
-        "--gres": f"gpu:{shape.per_node}" if shape.device == "cuda" else "",
+        "--ntasks-per-node": str(shape.ranks_per_node),
+        "--gres": f"gpu:{shape.ranks_per_node}" if shape.device == "cuda" else "",
         "--cpus-per-task": str(options.cpus_per_rank or ""),
         "--mem": options.memory,
         "--time": options.time,
@@ -140,7 +140,7 @@ def _flags(start: Start, options: SlurmOptions) -> list[str]:
         "--open-mode": "append",
         # Only the script hears it, and asks the ranks itself: they must be asked once. A signal of
         # its own tells the time limit from a scancel, after which nothing starts again.
-        "--signal": f"B:USR1@{options.warning_s}" if options.restarts else "",
+        "--signal": f"B:USR1@{options.signal_before_s}" if options.restarts else "",
     }
     flags = [f"{flag}={value}" for flag, value in chosen.items() if value]
     flags += ["--exclusive"] if options.exclusive else []
@@ -156,30 +156,32 @@ def _meeting() -> list[str]:
         'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "address=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
         'export MASTER_ADDR="${address:-$first}"',
-        f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
+        f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))",
     ]
 
 
-def _variables(start: Start, options: SlurmOptions) -> list[str]:
-    traces = f"{options.folder}/nccl-rank-" if start.shape.device == "cuda" else ""
-    chosen = settings(start.shape, interface=options.interface, hca=options.hca, traces=traces)
+def _variables(start: LaunchSpec, options: SlurmOptions) -> list[str]:
+    traces = f"{options.folder}/nccl-rank-" if start.node_shape.device == "cuda" else ""
+    chosen = recommend_environment(
+        start.node_shape, interface=options.socket_ifname, hca=options.nccl_ib_hca, traces=traces
+    )
     lines = [f"export {one.name}={shlex.quote(one.value)}" for one in chosen]
     width = max(map(len, lines))
-    found = [f"{line:{width}}  # {one.why}" for line, one in zip(lines, chosen, strict=True)]
+    found = [f"{line:{width}}  # {one.reason}" for line, one in zip(lines, chosen, strict=True)]
     found.append('export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"')
     if options.cpus_per_rank:
         # Since 22.05 srun no longer takes it from sbatch.
         found.append('export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"')
-    found += [f"export {name}={shlex.quote(value)}" for name, value in start.variables.items()]
+    found += [f"export {name}={shlex.quote(value)}" for name, value in start.environment.items()]
     return found
 
 
-def health_check(start: Start, options: SlurmOptions) -> str:
+def render_health_check(start: LaunchSpec, options: SlurmOptions) -> str:
     """Return the shell that looks at one node: it prints what is wrong there, and fails."""
-    shape = start.shape
+    shape = start.node_shape
     template = files(__package__).joinpath("health.sh").read_text(encoding="utf-8")
     values = {
-        "GPUS": str(shape.per_node if shape.device == "cuda" else 0),
+        "GPUS": str(shape.ranks_per_node if shape.device == "cuda" else 0),
         "FOLDER": shlex.quote(options.folder),
         "DISK_KIB": str(-(-options.disk_bytes // 1024)),
     }
@@ -188,12 +190,12 @@ def health_check(start: Start, options: SlurmOptions) -> str:
     return template.rstrip()
 
 
-def _health(start: Start, options: SlurmOptions) -> list[str]:
+def _health(start: LaunchSpec, options: SlurmOptions) -> list[str]:
     hint = "leave the nodes named above out with sbatch --exclude, and tell who runs them"
     return [
         "# Look at every node before any rank starts there: an unfit one costs all others' time.",
         "read -r -d '' health <<'HEALTH'",
-        *health_check(start, options).splitlines(),
+        *render_health_check(start, options).splitlines(),
         "HEALTH",
         'if ! srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 '
         'bash -c "$health"; then',
@@ -211,14 +213,14 @@ def _health(start: Start, options: SlurmOptions) -> list[str]:
     ]
 
 
-def _running(start: Start, options: SlurmOptions) -> list[str]:
+def _running(start: LaunchSpec, options: SlurmOptions) -> list[str]:
     # A rank that ends badly ends the rest, which would wait for it in vain.
     words = ["srun", "--kill-on-bad-exit=1"]
     if options.container:
         words.append(f"--container-image={options.container}")
     if options.mounts:
         words.append(f"--container-mounts={options.mounts}")
-    line = f"{shlex.join(words)} \\\n  {start.line} &"
+    line = f"{shlex.join(words)} \\\n  {start.command_line} &"
     if not options.restarts:
         return [line.removesuffix(" &")]
     return [

@@ -3,13 +3,14 @@
 Errors are root mean squares over a tensor or a rank's part of it, relative to that of the whole
 tensor of the float32 reference (`compare.relative`).
 
-In float32 a layout only adds up in another order. `FP32` has for every axis and kind of tensor what
-was found over the models and layouts of `tests/run/parallel/verify/measure.py`, times `MARGIN`, as
-a number of one digit; layouts with several axes get the largest of theirs. In 16-bit formats and
-fp8 one device is off already. A layout may be off by `FACTORS` (or `FP8_FACTORS`) times what one
-device of that format is off for the same tensor, measured in the same call: the largest multiple
-that was found for an axis, half as much again, as a whole number. No tensor is asked to be nearer
-than the format's rounding, nor, behind a router of experts, than tokens that go to another expert.
+In float32 a layout only adds up in another order. `FP32_TOLERANCES` has for every axis and kind of
+tensor what was found over the models and layouts of `tests/run/parallel/verify/measure.py`, times
+`TOLERANCE_MARGIN`, as a number of one digit; layouts with several axes get the largest of theirs.
+In 16-bit formats and fp8 one device is off already. A layout may be off by `FACTORS` (or
+`FP8_FACTORS`) times what one device of that format is off for the same tensor, measured in the same
+call: the largest multiple that was found for an axis, half as much again, as a whole number. No
+tensor is asked to be nearer than the format's rounding, nor, behind a router of experts, than
+tokens that go to another expert.
 """
 
 import math
@@ -18,15 +19,15 @@ from typing import Literal, NamedTuple
 
 from meshwright.spec.layout import Layout
 
-Kind = Literal["activation", "gradient", "update"]
-KINDS: tuple[Kind, ...] = ("activation", "gradient", "update")
+TensorKind = Literal["activation", "gradient", "update"]
+TENSOR_KINDS: tuple[TensorKind, ...] = ("activation", "gradient", "update")
 
-MARGIN = 4.0
+TOLERANCE_MARGIN = 4.0
 """Between the largest error that was measured and what is let through."""
 TOKENS = 256
 """Of the steps that were measured. Sums over more of them are rounded more often: errors that are
 independent of each other add up to the root of their number."""
-FP32: dict[str, dict[Kind, float]] = {
+FP32_TOLERANCES: dict[str, dict[TensorKind, float]] = {
     "tp": {"activation": 4e-6, "gradient": 2e-5, "update": 6e-5},
     "cp": {"activation": 3e-6, "gradient": 7e-6, "update": 7e-5},
     "pp": {"activation": 7e-7, "gradient": 6e-6, "update": 4e-5},
@@ -35,7 +36,7 @@ FP32: dict[str, dict[Kind, float]] = {
     "recompute": {"activation": 7e-7, "gradient": 6e-6, "update": 7e-5},
     "microbatches": {"activation": 7e-7, "gradient": 6e-6, "update": 7e-5},
 }
-FACTORS: dict[str, dict[Kind, float]] = {
+FACTORS: dict[str, dict[TensorKind, float]] = {
     "tp": {"activation": 2, "gradient": 3, "update": 7},
     "cp": {"activation": 3, "gradient": 4, "update": 4},
     "pp": {"activation": 2, "gradient": 2, "update": 2},
@@ -44,7 +45,7 @@ FACTORS: dict[str, dict[Kind, float]] = {
     "recompute": {"activation": 2, "gradient": 2, "update": 2},
     "microbatches": {"activation": 2, "gradient": 3, "update": 4},
 }
-FP8_FACTORS: dict[str, dict[Kind, float]] = {
+FP8_FACTORS: dict[str, dict[TensorKind, float]] = {
     "tp": {"activation": 2, "gradient": 3, "update": 11},
     "cp": {"activation": 2, "gradient": 3, "update": 5},
     "pp": {"activation": 2, "gradient": 2, "update": 2},
@@ -54,10 +55,10 @@ FP8_FACTORS: dict[str, dict[Kind, float]] = {
     "microbatches": {"activation": 2, "gradient": 2, "update": 3},
 }
 """The same for all recipes of fp8; the largest update is of a bias, in `fp8-tensorwise`."""
-MAGNIFIED = 2.0
+AMPLIFICATION = 2.0
 """What `step`'s AdamW makes of an error of gradients: g / (|g| + eps) with normal g and eps a tenth
 of their average doubles an independent error, relative to the result (by sampling)."""
-ROUNDING = {
+ROUNDING_ERRORS = {
     "bf16": 2.0**-9,
     "fp16": 2.0**-12,
     "fp8-tensorwise": 2.0**-5,
@@ -68,7 +69,7 @@ ROUNDING = {
 to 2⁻⁴) about its root mean square over all numbers."""
 
 
-def axes_of(layout: Layout) -> Iterator[str]:
+def iter_active_axes(layout: Layout) -> Iterator[str]:
     """Yield what a layout does otherwise than one device; every one runs microbatches."""
     for name in ("tp", "cp", "pp", "dp", "ep"):
         if getattr(layout, name) > 1:
@@ -78,32 +79,34 @@ def axes_of(layout: Layout) -> Iterator[str]:
     yield "microbatches"
 
 
-class Circumstances(NamedTuple):
+class ToleranceContext(NamedTuple):
     """What else limits depend on."""
 
     tokens: int = TOKENS
     """Of the step."""
-    rows: float | None = None
+    expert_rows: float | None = None
     """Tokens that an expert gets on average, for tensors that depend on where tokens are sent."""
 
 
-def limit(kind: Kind, layout: Layout, alone: float, given: Circumstances) -> float:
+def compute_error_limit(
+    kind: TensorKind, layout: Layout, alone: float, given: ToleranceContext
+) -> float:
     """Return the largest error that a tensor may have.
 
     `alone` is the error of one device in the layout's format.
     """
-    axes = list(axes_of(layout))
+    axes = list(iter_active_axes(layout))
     if layout.precision == "fp32":
-        most = max(FP32[axis][kind] for axis in axes)
+        most = max(FP32_TOLERANCES[axis][kind] for axis in axes)
         return most * math.sqrt(max(1, given.tokens / TOKENS))
     precision = layout.precision
     factors = FP8_FACTORS if precision.startswith("fp8") else FACTORS
     factor = max(factors[axis][kind] for axis in axes)
-    elsewhere = sent_elsewhere(kind, precision, given.rows)
-    return max(factor * max(alone, ROUNDING[precision]), elsewhere)
+    elsewhere = compute_rerouting_error(kind, precision, given.expert_rows)
+    return max(factor * max(alone, ROUNDING_ERRORS[precision]), elsewhere)
 
 
-def sent_elsewhere(kind: Kind, precision: str, rows: float | None) -> float:
+def compute_rerouting_error(kind: TensorKind, precision: str, rows: float | None) -> float:
     """Return the error where tokens go to another expert, whose rows are so many.
 
     Scores that are equal but for rounding send a token elsewhere, on one device as under a layout.
@@ -112,5 +115,5 @@ def sent_elsewhere(kind: Kind, precision: str, rows: float | None) -> float:
     """
     if rows is None:
         return 0.0
-    tokens = max(1.0, ROUNDING[precision] / ROUNDING["bf16"])
-    return math.sqrt(tokens / rows) * (MAGNIFIED if kind == "update" else 1)
+    tokens = max(1.0, ROUNDING_ERRORS[precision] / ROUNDING_ERRORS["bf16"])
+    return math.sqrt(tokens / rows) * (AMPLIFICATION if kind == "update" else 1)

@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.timeline.paths import refusals
+from meshwright.file_errors import convert_os_errors
 
 _PARQUET = frozenset({".parquet", ".pq"})
 _FIX = "give JSON lines (.jsonl, .jsonl.gz), a JSON list (.json) or Parquet"
 
 
-class Record(NamedTuple):
+class DataRecord(NamedTuple):
     """One object of a file."""
 
-    where: str
+    source: str
     """File, and line or row, counted from 1."""
     values: dict[str, Any]
 
 
-def read_records(paths: Sequence[str | Path]) -> Iterator[Record]:
+def read_records(paths: Sequence[str | Path]) -> Iterator[DataRecord]:
     """Yield the records of files one after the other; a folder's in the order of their names."""
     nothing = True
     for path in paths:
@@ -52,10 +52,10 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _lines(path: Path) -> Iterator[Record]:
+def _lines(path: Path) -> Iterator[DataRecord]:
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     try:
-        with refusals(path, "read"), _open(path) as opened:
+        with convert_os_errors(path, "read"), _open(path) as opened:
             for number, line in enumerate(opened, 1):
                 text = line.removeprefix(b"\xef\xbb\xbf").strip()
                 if number == 1 and text.startswith(b"["):
@@ -65,13 +65,13 @@ def _lines(path: Path) -> Iterator[Record]:
                     continue
                 where = f"{path}:{number}"
                 try:
-                    yield Record(where, decode(text))
+                    yield DataRecord(where, decode(text))
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise InputError(
                         [Problem(where, f"is no JSON object: {error}", _FIX)]
                     ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = f"cannot be read to its end: {error}"
+        what = f"cannot read to its end: {error}"
         raise InputError([Problem(str(path), what, "copy the file again")]) from error
 
 
@@ -79,25 +79,25 @@ def _open(path: Path) -> Any:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _listed(path: Path, text: bytes) -> Iterator[Record]:
+def _listed(path: Path, text: bytes) -> Iterator[DataRecord]:
     try:
         found = msgspec.json.decode(text, type=list[dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError([Problem(str(path), f"is no list of objects: {error}", _FIX)]) from None
     for number, values in enumerate(found, 1):
-        yield Record(f"{path}: record {number}", values)
+        yield DataRecord(f"{path}: record {number}", values)
 
 
-def _rows(path: Path) -> Iterator[Record]:
+def _rows(path: Path) -> Iterator[DataRecord]:
     import pyarrow.parquet
 
     number = 0
     try:
-        with refusals(path, "read"), pyarrow.parquet.ParquetFile(path) as file:
+        with convert_os_errors(path, "read"), pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Record(f"{path}: row {number}", values)
+                    yield DataRecord(f"{path}: row {number}", values)
     except ValueError as error:  # Arrow's own errors are ValueErrors, as are ours
         if isinstance(error, InputError):
             raise

@@ -2,7 +2,7 @@
 
 import sys
 
-from meshwright.run.posttrain.workers.process import main
+from meshwright.run.posttrain.workers.worker_main import main
 
 if __name__ == "__main__":
     main(sys.argv[1])

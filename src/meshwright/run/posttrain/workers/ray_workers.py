@@ -11,7 +11,6 @@ import os
 import queue
 import shutil
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -20,40 +19,43 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from meshwright.errors import InputError, MeshwrightError, MissingPart, Problem
-from meshwright.policy.rollout import engine_share
-from meshwright.run.posttrain.weights.offered import Offered, memory_folder
-from meshwright.run.posttrain.workers.in_time import TooLate, in_time
-from meshwright.run.posttrain.workers.links import ProcessLink
-from meshwright.run.posttrain.workers.settings import WorkerSettings
-from meshwright.run.serve.interface import EngineBroken
-from meshwright.run.serve.worker.frames import FromWorker, Ready, Start, ToWorker, to_worker
-from meshwright.run.serve.worker.launch import NotStarted
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.posttrain.weight_sync.weight_sender import WeightSender, make_version_folder
+from meshwright.run.posttrain.workers.deadline import DeadlineExceededError, call_with_deadline
+from meshwright.run.posttrain.workers.worker_link import ProcessWorkerLink
+from meshwright.run.serve.client.engine_process import EngineStartTimeoutError
+from meshwright.run.serve.engine_client import EngineDeadError
+from meshwright.run.serve.worker.protocol import (
+    EngineMessage,
+    EngineReady,
+    StartEngine,
+    WorkerMessage,
+    worker_message_decoder,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+
 _LISTEN_S = 1.0
 """How long an actor waits for its worker to say something before it says that it said nothing."""
+
 _END_S = 5.0
-_LEAVE_S = 30.0
-"""How long Ray may take to leave a cluster, or to end one that was started here."""
-LOCAL = "local"
-"""What stands for a cluster that is started here, in place of an address."""
 
 
-class ClusterStuck(MeshwrightError):
+class RayTimeoutError(MeshwrightError):
     """A Ray cluster did not do in time what it was asked for."""
 
 
 _encode = msgspec.msgpack.encode
-_heard = msgspec.msgpack.Decoder(list[FromWorker])
+
+_heard = msgspec.msgpack.Decoder(list[EngineMessage])
 
 
 class _Begun(msgspec.Struct):
     """How the start of a worker went, as plain values."""
 
-    ready: Ready | None = None
+    ready: EngineReady | None = None
     name: str = ""
     pid: int = 0
     folder: str = ""
@@ -62,44 +64,46 @@ class _Begun(msgspec.Struct):
     late: bool = False
 
 
-class Keeper:
+class RayWorkerActor:
     """Keeps the process of a worker; it lives in an actor, and is called by several threads."""
 
     def __init__(self) -> None:
-        self._link: ProcessLink | None = None
-        self._folder = str(memory_folder())
-        self._said: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
+        self._link: ProcessWorkerLink | None = None
+        self._folder = str(make_version_folder())
+        self._said: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
         self._turn, self._next, self._wrong = threading.Lock(), 0, ""
         self._waiting: dict[int, Callable[[], None]] = {}
 
-    def begin(self, start: bytes, patience_s: float, start_s: float) -> bytes:
+    def start(self, start: bytes, patience_s: float, start_s: float) -> bytes:
         """Start the process, and wait until its engine is ready, for so long at most."""
-        first = to_worker.decode(start)
-        assert isinstance(first, Start), "a worker begins with a start"
+        first = worker_message_decoder.decode(start)
+        assert isinstance(first, StartEngine), "a worker begins with a start"
         try:
-            self._link = link = ProcessLink(first, patience_s, start_s)
+            self._link = link = ProcessWorkerLink(first, patience_s, start_s)
         except InputError as error:
             told = [(each.where, each.what, each.fix) for each in error.problems]
             return _encode(_Begun(problems=told))
-        except EngineBroken as error:
-            late = isinstance(error, NotStarted)
+        except EngineDeadError as error:
+            late = isinstance(error, EngineStartTimeoutError)
             return _encode(_Begun(broken=str(error), late=late))
         threading.Thread(target=self._listen, args=(link,), daemon=True).start()
         where = f"{link.name} on {os.uname().nodename}"
-        return _encode(_Begun(ready=link.ready, name=where, pid=link.pid, folder=self._folder))
+        return _encode(
+            _Begun(ready=link.ready_message, name=where, pid=link.pid, folder=self._folder)
+        )
 
-    def say(self, number: int, message: bytes) -> None:
+    def send(self, number: int, message: bytes) -> None:
         """Hand a message on, when all before it were."""
-        decoded = to_worker.decode(message)
+        decoded = worker_message_decoder.decode(message)
         self._in_turn(number, lambda: self._process.send(decoded))
 
-    def bring(self, number: int, place: str, names: list[str], *files: Any) -> None:
+    def deliver_version(self, number: int, place: str, names: list[str], *files: Any) -> None:
         """Lay a version out on this machine, in its turn among the messages."""
         self._in_turn(number, lambda: self._lay_out(place, names, files))
 
-    def heard(self) -> bytes | None:
+    def receive_messages(self) -> bytes | None:
         """Return what the worker said, waiting for it for a while; None when it is gone."""
-        found: list[FromWorker] = []
+        found: list[EngineMessage] = []
         with contextlib.suppress(queue.Empty):
             message = self._said.get(timeout=_LISTEN_S)
             while message is not None:
@@ -110,23 +114,23 @@ class Keeper:
             self._said.put(None)  # heard by the next call
         return None if self._wrong else _encode(found)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Say how it ended."""
-        return self._wrong or self._process.last_words()
+        return self._wrong or self._process.exit_reason()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the process, and give the memory of versions back."""
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._link is not None:
-            self._link.end()
+            self._link.stop()
 
     @property
-    def _process(self) -> ProcessLink:
+    def _process(self) -> ProcessWorkerLink:
         assert self._link is not None, "it was begun"
         return self._link
 
-    def _listen(self, link: ProcessLink) -> None:
-        for message in link.heard():
+    def _listen(self, link: ProcessWorkerLink) -> None:
+        for message in link.receive_messages():
             self._said.put(message)
         self._said.put(None)
 
@@ -139,7 +143,7 @@ class Keeper:
                 try:
                     ready()
                 except OSError as error:
-                    self._wrong = f"weights cannot be laid out in {self._folder}: {error}"
+                    self._wrong = f"cannot write weights to {self._folder}: {error}"
 
     def _lay_out(self, place: str, names: list[str], files: Sequence[Any]) -> None:
         folder = Path(self._folder) / place
@@ -152,15 +156,15 @@ class Keeper:
             part.rename(folder / name)
 
 
-class RayLink:
+class RayWorkerLink:
     """The way to a worker that an actor keeps."""
 
     def __init__(
         self,
         ray: "ModuleType",
         actor: Any,
-        start: Start,
-        shelf: "_Shelf",
+        start: StartEngine,
+        shelf: "_ObjectStoreVersions",
         *,
         patience_s: float,
         start_s: float,
@@ -173,33 +177,35 @@ class RayLink:
         # An actor with nothing to say answers so after each of its own waits.
         self._numbers, self._why, self._has_frozen = count(), "", False
         self._patience_s = max(patience_s, 10 * _LISTEN_S)
-        begin = actor.begin.remote(_encode(start), patience_s, start_s)
+        begin = actor.start.remote(_encode(start), patience_s, start_s)
         try:
             begun = msgspec.msgpack.decode(ray.get(begin, timeout=start_s), type=_Begun)
         except ray.exceptions.GetTimeoutError as error:
             # A cluster without room keeps the actor waiting; an actor takes its process along.
             ray.kill(actor)
             what = f"its Ray actor has no engine that is ready within {start_s:g} s"
-            raise NotStarted(f"{what}: look for room in the cluster") from error
+            raise EngineStartTimeoutError(f"{what}: look for room in the cluster") from error
         except ray.exceptions.RayError as error:
-            raise EngineBroken(f"its Ray actor is gone: {_first_line(error)}") from error
+            raise EngineDeadError(f"its Ray actor is gone: {_first_line(error)}") from error
         if begun.ready is None:
-            self.end()
+            self.stop()
             if begun.problems:
                 raise InputError([Problem(*each) for each in begun.problems])
-            raise (NotStarted if begun.late else EngineBroken)(begun.broken)
-        self.ready, self.name, self.pid = begun.ready, begun.name, begun.pid
+            raise (EngineStartTimeoutError if begun.late else EngineDeadError)(begun.broken)
+        self.ready_message, self.name, self.pid = begun.ready, begun.name, begun.pid
         self._folder = begun.folder
 
-    def send(self, message: ToWorker, /) -> None:
+    def send(self, message: WorkerMessage, /) -> None:
         """Send a message."""
-        self._actor.say.remote(next(self._numbers), _encode(message))
+        self._actor.send.remote(next(self._numbers), _encode(message))
 
-    def heard(self) -> Iterator[FromWorker]:
+    def receive_messages(self) -> Iterator[EngineMessage]:
         """Yield what it says."""
         while True:
             try:
-                said = self._ray.get(self._actor.heard.remote(), timeout=self._patience_s)
+                said = self._ray.get(
+                    self._actor.receive_messages.remote(), timeout=self._patience_s
+                )
             except self._ray.exceptions.GetTimeoutError:
                 self._why = f"its Ray actor said nothing for {self._patience_s:g} s"
                 return
@@ -210,36 +216,36 @@ class RayLink:
                 return
             yield from _heard.decode(said)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Say how it ended."""
         if not self._why:
             try:
-                self._why = self._ray.get(self._actor.last_words.remote(), timeout=_END_S)
+                self._why = self._ray.get(self._actor.exit_reason.remote(), timeout=_END_S)
             except self._ray.exceptions.RayError as error:
                 self._why = f"its Ray actor is gone: {_first_line(error)}"
         return self._why
 
-    def folder(self, offered: Offered, /) -> str:
+    def version_folder(self, sender: WeightSender, /) -> str:
         """Return where it finds versions: in the memory of its own machine."""
-        del offered
+        del sender
         return self._folder
 
-    def bring(self, offered: Offered, /) -> None:
+    def deliver_version(self, sender: WeightSender, /) -> None:
         """Send the last version to its machine; what is said afterwards comes after it."""
-        assert offered.version is not None, "a version was posted"
+        assert sender.version is not None, "a version was published"
         if not self._has_frozen:
             self._has_frozen = True
-            self._send(self._shelf.frozen(offered))
-        self._send(self._shelf.newest(offered))
+            self._send(self._shelf.frozen(sender))
+        self._send(self._shelf.newest(sender))
 
     def _send(self, stored: "_Stored") -> None:
         for place, names, files in stored:
-            self._actor.bring.remote(next(self._numbers), place, names, *files)
+            self._actor.deliver_version.remote(next(self._numbers), place, names, *files)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End it."""
         with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.get(self._actor.end.remote(), timeout=_END_S)
+            self._ray.get(self._actor.stop.remote(), timeout=_END_S)
         self._ray.kill(self._actor)
 
 
@@ -247,7 +253,7 @@ _Stored = list[tuple[str, list[str], list[Any]]]
 """Folders, from that of all versions on, with the names of their files and where these are kept."""
 
 
-class _Shelf:
+class _ObjectStoreVersions:
     """What is offered in the object store of a cluster, once for all its workers."""
 
     def __init__(self, ray: "ModuleType", within_s: float) -> None:
@@ -255,115 +261,35 @@ class _Shelf:
         self._newest: _Stored = []
         self._frozen: _Stored | None = None
 
-    def newest(self, offered: Offered) -> _Stored:
+    def newest(self, sender: WeightSender) -> _Stored:
         """Return the last version."""
-        if offered.version != self._version:
-            self._newest = self._put(offered, offered.files())
-            self._version = -1 if offered.version is None else offered.version
+        if sender.version != self._version:
+            self._newest = self._put(sender, sender.list_files())
+            self._version = -1 if sender.version is None else sender.version
         return self._newest
 
-    def frozen(self, offered: Offered) -> _Stored:
+    def frozen(self, sender: WeightSender) -> _Stored:
         """Return what changes with no version, for workers that begin; mostly nothing."""
         if self._frozen is None:
-            self._frozen = self._put(offered, offered.frozen_files())
+            self._frozen = self._put(sender, sender.list_frozen_files())
         return self._frozen
 
-    def _put(self, offered: Offered, paths: Sequence[Path]) -> _Stored:
+    def _put(self, sender: WeightSender, paths: Sequence[Path]) -> _Stored:
         if not paths:
             return []
-        place = str(paths[0].parent.relative_to(offered.folder))
+        place = str(paths[0].parent.relative_to(sender.folder))
         try:
             # A store without room waits until it has some.
-            files = in_time(lambda: self._stored(paths), self._within_s, "Ray's store")
-        except TooLate as error:
-            what = f"Ray's object store has not taken version {offered.version}"
-            fix = "give it more memory (object_store_memory), or raise stall_s"
-            raise ClusterStuck(f"{what} within {self._within_s:g} s: {fix}") from error
+            files = call_with_deadline(lambda: self._stored(paths), self._within_s, "Ray's store")
+        except DeadlineExceededError as error:
+            what = f"Ray's object store has not received version {sender.version}"
+            fix = "give it more memory (object_store_memory), or raise stall_timeout_s"
+            raise RayTimeoutError(f"{what} within {self._within_s:g} s: {fix}") from error
         return [(place, [path.name for path in paths], files)]
 
     def _stored(self, paths: Sequence[Path]) -> list[Any]:
         return [self._ray.put(np.fromfile(path, np.uint8)) for path in paths]
 
 
-class Cluster:
-    """A Ray cluster that workers are hired from."""
-
-    def __init__(
-        self,
-        workers: WorkerSettings,
-        starts: Sequence[Start],
-        patience_s: float = 150.0,
-        start_s: float = 300.0,
-    ) -> None:
-        """Join a cluster, or start one here; messages and starts wait for so long at most."""
-        self._patience_s, self._start_s = patience_s, start_s
-        self._ray, self._starts = _ray(), [_within_ray(each) for each in starts]
-        self._begun = not self._ray.is_initialized()
-        if self._begun:
-            # Ray tells its makers about the clusters it starts unless it is told not to.
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            self._join(workers.ray)
-        self._shelf = _Shelf(self._ray, start_s)
-        self._tp = workers.tp
-
-    def hire(self, number: int) -> RayLink:
-        """Start the worker of a number somewhere."""
-        start = self._starts[number]
-        gpus = self._tp if start.settings.device.startswith("cuda") else 0
-        kept = self._ray.remote(Keeper).options(
-            num_cpus=1, num_gpus=gpus, max_concurrency=8, scheduling_strategy="SPREAD"
-        )
-        waits = {"patience_s": self._patience_s, "start_s": self._start_s}
-        return RayLink(self._ray, kept.remote(), start, self._shelf, **waits)
-
-    def _join(self, address: str) -> None:
-        def join() -> None:
-            # To Ray, too, `local` starts one; without an address it would join what runs here.
-            self._ray.init(address=address, log_to_driver=False, logging_level="warning")
-
-        if address == LOCAL:
-            # The processes of a cluster end with the thread that started them, and these starts
-            # have deadlines of Ray's.
-            join()
-            return
-        fix = "check the address, and that the cluster runs there, or raise stall_s"
-        try:
-            # Ray itself asks an address where nobody answers for ever.
-            in_time(join, self._start_s, "Ray's cluster")
-        except TooLate as error:
-            what = f"no Ray cluster has answered at {address} within {self._start_s:g} s"
-            raise InputError([Problem("workers.ray", what, fix)]) from error
-        except ConnectionError as error:
-            raise InputError([Problem("workers.ray", _first_line(error), fix)]) from error
-
-    def close(self) -> None:
-        """Leave the cluster, where this joined it."""
-        if self._begun:
-            try:
-                in_time(self._ray.shutdown, _LEAVE_S, "Ray's shutdown")
-            except TooLate:
-                what = f"Ray has not left its cluster within {_LEAVE_S:g} s, and is left behind"
-                warnings.warn(what, stacklevel=2)
-
-
-def _within_ray(start: Start) -> Start:
-    """Return a start for a machine on which Ray has chosen the GPU, which is then the worker's."""
-    if not start.settings.device.startswith("cuda"):
-        return start
-    alone = engine_share(beside=False, by_turns=False)
-    settings = msgspec.structs.replace(start.settings, device="cuda", memory_share=alone)
-    return msgspec.structs.replace(start, settings=settings)
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _ray() -> "ModuleType":
-    try:
-        import ray
-    except ModuleNotFoundError:
-        what = "workers on many machines need Ray, which is not installed"
-        raise MissingPart(what, "pip install 'meshwright[ray]'") from None
-    module: ModuleType = ray
-    return module

@@ -1,19 +1,18 @@
-"""`Engine`: the batcher's decisions carried out by a runner, one step ahead of their results.
+"""`Engine`: carries the scheduler's decisions out on an executor, one step ahead of their results.
 
 A turn decides a step and starts it, then reads the tokens of the step before. So the device has
 its next step before the host has looked at the last one, and an answer's end is seen one step late:
 what was computed for it meanwhile is thrown away. A step with parts of prompts takes the host long
 to start: tokens that are there by then are read first. Where a grammar says which tokens may
-follow, the step before is read between computing and drawing. Where tokens are guessed ahead, or a
-processor computes, it is read before the next is decided.
+follow, the step before is read between computing and sampling. With speculative decoding, and on a
+processor, it is read before the next is decided.
 
-An engine is used by one thread; `loop` feeds it from others.
+An engine is used by one thread; `EngineWorker` feeds it from others.
 """
 
 import secrets
 import time
-from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,34 +20,36 @@ import msgspec
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.batching import Batcher, Sequence
-from meshwright.run.serve.asked import Ask, Gauges, Piece, Sink, TokenLogprob
-from meshwright.run.serve.engine.adapting import Adapting
-from meshwright.run.serve.engine.answer import Answer, Silent, Text
-from meshwright.run.serve.engine.checks import Offer, check_ask
-from meshwright.run.serve.engine.counting import Counts
-from meshwright.run.serve.engine.guessing import Guesses, Guessing
-from meshwright.run.serve.engine.handing import Handing
-from meshwright.run.serve.engine.likelihoods import likelihoods
-from meshwright.run.serve.engine.placing import Drawing, Placing
-from meshwright.run.serve.engine.prompt_telling import PromptTelling, hand_out
-from meshwright.run.serve.engine.runner import Landing
-from meshwright.run.serve.engine.runs import Runs
-from meshwright.run.serve.parcels import Parcel, ParcelLost, Post
-from meshwright.run.serve.sampling.grammar import Grammars
-from meshwright.run.serve.sampling.masks import Masks
-from meshwright.run.serve.sampling.stops import Answer as Following
-from meshwright.spec.serving import Limits
+from meshwright.policy.serving.scheduler import Scheduler
+from meshwright.run.serve.engine.executor.executor import Executor
+from meshwright.run.serve.engine.input_batch import InputBatch, SampledRow
+from meshwright.run.serve.engine.kv_connector import KVConnector
+from meshwright.run.serve.engine.logprobs import (
+    PromptLogprobsCollector,
+    collect_token_logprobs,
+    distribute_prompt_logprobs,
+)
+from meshwright.run.serve.engine.model_runner.model_runner import PendingOutput
+from meshwright.run.serve.engine.request_validation import EngineCapabilities, validate_request
+from meshwright.run.serve.engine.sequence_factory import DetokenizerFactory, SequenceFactory
+from meshwright.run.serve.engine.sequence_state import (
+    SequenceState,
+)
+from meshwright.run.serve.engine.spec_decode.proposer import DraftProposer, SpecDecoder
+from meshwright.run.serve.engine.stats import EngineCounters, LoRARequestStats
+from meshwright.run.serve.engine_stats import EngineStats
+from meshwright.run.serve.kv_transfer.handle import KVSender, KVTransferError, KVTransferHandle
+from meshwright.run.serve.request import OutputSink, Request, RequestOutput, TokenLogprob
+from meshwright.run.serve.sampling.grammar_bitmask import GrammarBitmask
+from meshwright.run.serve.sampling.structured_output import GrammarCompiler
+from meshwright.spec.scheduler_config import SchedulerConfig
 
-Reader = Callable[[tuple[str, ...]], Callable[[abc.Sequence[int]], str]]
-"""Returns what makes text of tokens, with the special ones that are to be shown."""
 
-
-class _Flying(NamedTuple):
+class _InFlightStep(NamedTuple):
     """A step whose tokens have not been read."""
 
-    drawing: list[Drawing]
-    landing: Landing
+    drawing: list[SampledRow]
+    landing: PendingOutput
 
 
 class Engine:
@@ -56,208 +57,198 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runs,
-        limits: Limits,
+        runner: Executor,
+        scheduler_config: SchedulerConfig,
         *,
-        ends: frozenset[int] = frozenset(),
-        reader: Reader | None = None,
-        grammars: Grammars | None = None,
-        guesses: Guesses | None = None,
-        shares: Mapping[str, float] | None = None,
-        post: Post | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+        detokenizer_factory: DetokenizerFactory | None = None,
+        grammar_compiler: GrammarCompiler | None = None,
+        proposer: DraftProposer | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
+        kv_sender: KVSender | None = None,
     ) -> None:
         """Serve with a runner whose cache has its blocks.
 
-        `ends` are tokens that end every answer, unless it asks to ignore them; `reader` returns
-        what makes text of tokens; `grammars` bind answers; `guesses` let a step check several
-        tokens of an answer; `shares` are weights of tenants; `post` sends keys and values to other
-        engines, through shared memory where nothing else is said.
+        `eos_token_ids` end every output, unless a request ignores them; `proposer` lets a step
+        verify several draft tokens of a sequence; `tenant_weights` divide steps among tenants;
+        `kv_sender` sends KV blocks to other engines, by default through shared memory.
         """
-        if runner.forward.recurrent:
+        if runner.model.has_recurrent_state:
             # What lies in blocks is not all there is to know of a beginning.
-            limits = msgspec.structs.replace(limits, prefix_cache=False)
-            if limits.preemption == "swap":
+            scheduler_config = msgspec.structs.replace(
+                scheduler_config, enable_prefix_caching=False
+            )
+            if scheduler_config.preemption_mode == "swap":
                 what = "states of recurrent layers are not moved to host memory"
-                raise InputError([Problem("preemption", what, "use recompute, the default")])
-            if guesses is not None:
-                what = "states of recurrent layers cannot be taken back when a guess was wrong"
-                raise InputError([Problem("guesses", what, "serve this model without")])
-        self.runner, self.limits, self.ends, self._reader = runner, limits, ends, reader
-        self.batcher = Batcher(
-            limits, runner.cache.blocks, shares=shares, guesses=guesses is not None
+                raise InputError([Problem("preemption_mode", what, "use recompute, the default")])
+            if proposer is not None:
+                what = "recurrent states cannot be rolled back when a draft token is rejected"
+                fix = "serve this model without"
+                raise InputError([Problem("num_speculative_tokens", what, fix)])
+        self.runner, self.scheduler_config = runner, scheduler_config
+        self.eos_token_ids = eos_token_ids
+        self._factory = SequenceFactory(
+            scheduler_config, eos_token_ids, detokenizer_factory, grammar_compiler
         )
-        room = runner.cache.blocks * limits.block_tokens
+        self.scheduler = Scheduler(
+            scheduler_config,
+            runner.kv_cache.num_blocks,
+            tenant_weights=tenant_weights,
+            speculative=proposer is not None,
+        )
+        room = runner.kv_cache.num_blocks * scheduler_config.block_size
         # The last token of an answer is kept nowhere; those of an embedded prompt all are.
-        self.max_length = min(runner.forward.max_length, room + 1)
-        self.embed_length = min(runner.forward.max_length, room)
-        self.vocab = runner.forward.decoder.model.vocab
-        self.version = 0
+        self.max_model_len = min(runner.model.max_model_len, room + 1)
+        self.max_embed_len = min(runner.model.max_model_len, room)
+        self.vocab_size = runner.model.decoder.model.vocab
+        self.weights_version = 0
         """Of the weights: 0 are those it began with. Prefixes are found under their own alone."""
-        self.weights = ""
+        self.weights_id = ""
         """What these weights are called by whoever has the same, however often they changed."""
-        self.expected = 0
-        """Things under way outside the batcher, for which weights and cache have to stay."""
-        self.unfit = ""
+        self.pending_external_jobs = 0
+        """Jobs outside the scheduler, for which weights and cache have to stay."""
+        self.weights_error = ""
         """Why nothing may be asked, where its weights are parts of two versions."""
-        self._placing = Placing(self.batcher, limits.batch_requests)
-        self._grammars = grammars
-        self._guessing = None if guesses is None else Guessing(guesses, self.batcher)
-        self._handing = Handing(runner.cache, post)
-        self._masks: Masks | None = None
-        self._flying: _Flying | None = None
-        self._outbox: list[tuple[Sink, Piece]] = []
-        self._counts, self._adapting = Counts(), Adapting()
+        self._placing = InputBatch(self.scheduler, scheduler_config.max_num_seqs)
+        self._spec_decoder = None if proposer is None else SpecDecoder(proposer, self.scheduler)
+        self._handing = KVConnector(runner.kv_cache, kv_sender)
+        self._masks: GrammarBitmask | None = None
+        self._flying: _InFlightStep | None = None
+        self._outbox: list[tuple[OutputSink, RequestOutput]] = []
+        self._counts, self._adapting = EngineCounters(), LoRARequestStats()
         self._progress_s = time.monotonic()
 
-    # Asking.
-
-    def add(self, ask: Ask, sink: Sink, brought: bytes | bytearray | None = None) -> list[Answer]:
+    def add_request(
+        self, request: Request, sink: OutputSink, brought: bytes | bytearray | None = None
+    ) -> list[SequenceState]:
         """Take an ask; its pieces go to the sink, in the thread that takes turns.
 
         `brought` are the keys and values of an ask that comes with them.
 
         Raises:
             InputError: where it cannot be answered at all.
-            ParcelLost: where other weights made what it comes with.
+            KVTransferError: where other weights made what it comes with.
         """
-        self.check(ask)
-        sampling, seeded = ask.sampling, ask.sampling.seed is not None
+        self.validate_request(request)
+        sampling, seeded = request.sampling_params, request.sampling_params.seed is not None
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(62))
-            ask = msgspec.structs.replace(ask, sampling=sampling)
-        most = 1 if ask.hands_over else self.room_of(ask)
-        answers = [self._answer(ask, choice, most, sink, seeded) for choice in range(sampling.n)]
-        answers[0].name_blocks(self.limits.block_tokens)
+            request = msgspec.structs.replace(request, sampling_params=sampling)
+        most = 1 if request.do_remote_decode else self.get_max_output_tokens(request)
+        answers = [
+            self._create_state(request, choice, most, sink, has_seed=seeded)
+            for choice in range(sampling.n)
+        ]
+        answers[0].hash_full_blocks(self.scheduler_config.block_size)
         for answer in answers[1:]:
-            answer.keys = list(answers[0].keys)
-        if ask.brought is not None:
-            self._go_on_with(answers[0], ask.brought, brought)
+            answer.block_hashes = list(answers[0].block_hashes)
+        if request.remote_kv is not None:
+            self._go_on_with(answers[0], request.remote_kv, brought)
             self._adapting.add(answers)
             return answers
-        if ask.prompt_logprobs is not None:
-            apart = self.runner.forward.recurrent
-            telling = [PromptTelling(ask.prompt, ask.prompt_logprobs) for _ in answers]
+        if request.prompt_logprobs is not None:
+            apart = self.runner.model.has_recurrent_state
+            telling = [
+                PromptLogprobsCollector(request.prompt_token_ids, request.prompt_logprobs)
+                for _ in answers
+            ]
             for answer, own in zip(answers, telling, strict=True):
                 # Who computes a prompt by itself tells by itself.
-                answer.prompt_telling = own if apart else telling[0]
-        others = tuple(self._sequence(answer) for answer in answers[1:])
-        if self.runner.forward.recurrent:
+                answer.prompt_logprobs_collector = own if apart else telling[0]
+        others = tuple(self._factory.create_sequence(answer) for answer in answers[1:])
+        if self.runner.model.has_recurrent_state:
             # States are no blocks: each choice computes its own.
-            for sequence in (self._sequence(answers[0]), *others):
-                self.batcher.add(sequence)
+            for sequence in (self._factory.create_sequence(answers[0]), *others):
+                self.scheduler.add(sequence)
         else:
-            self.batcher.add(self._sequence(answers[0], others))
+            self.scheduler.add(self._factory.create_sequence(answers[0], others))
         self._adapting.add(answers)
         return answers
 
-    def room_of(self, ask: Ask) -> int:
+    def get_max_output_tokens(self, request: Request) -> int:
         """Return how many tokens an answer may have at most."""
-        room, most = self.max_length - len(ask.prompt), ask.sampling.max_tokens
+        most = request.sampling_params.max_tokens
+        room = self.max_model_len - len(request.prompt_token_ids)
         return room if most is None else min(most, room)
 
     def _go_on_with(
-        self, answer: Answer, parcel: Parcel, brought: bytes | bytearray | None
+        self, state: SequenceState, handle: KVTransferHandle, brought: bytes | bytearray | None
     ) -> None:
         """Go on where another engine has computed the prompt and drawn a token."""
-        if parcel.weights != self.weights:
-            raise ParcelLost("keys and values came that other weights made")
-        sequence = self._sequence(answer)
-        sequence.done, sequence.cached = len(answer.ask.prompt), parcel.cached_tokens
-        answer.brought, answer.queued_s = brought, parcel.queued_s
-        told = () if parcel.likely is None else (TokenLogprob(parcel.first, *parcel.likely),)
-        piece = answer.take((parcel.first,), told)
+        if handle.weights_id != self.weights_id:
+            raise KVTransferError("KV transfer failed: computed with other weights")
+        sequence = self._factory.create_sequence(state)
+        sequence.num_computed_tokens, sequence.num_cached_tokens = (
+            len(state.request.prompt_token_ids),
+            handle.cached_tokens,
+        )
+        state.received_kv, state.queue_s = brought, handle.queue_s
+        logprob = handle.first_token_logprob
+        told = () if logprob is None else (TokenLogprob(handle.first_token_id, *logprob),)
+        piece = state.append((handle.first_token_id,), told)
         self._counts.output_tokens += 1
-        self._outbox.append((answer.sink, piece))
-        if piece.finish is None:
-            self.batcher.add(sequence)
+        self._outbox.append((state.sink, piece))
+        if piece.finish_reason is None:
+            self.scheduler.add(sequence)
 
-    def check(self, ask: Ask) -> None:
+    def validate_request(self, request: Request) -> None:
         """Raise `InputError` where an ask cannot be answered at all; any thread may call it."""
-        if self.unfit:
-            raise InputError([Problem("engine", self.unfit, "give it whole weights")])
-        check_ask(ask, self.offer)
-        if ask.sampling.grammar is not None and self._grammars is not None:
-            self._grammars.guide(ask.sampling.grammar)
+        if self.weights_error:
+            raise InputError([Problem("engine", self.weights_error, "give it whole weights")])
+        validate_request(request, self.capabilities)
+        self._factory.compile_grammar(request)
 
     @property
-    def offer(self) -> Offer:
+    def capabilities(self) -> EngineCapabilities:
         """What can be asked of this engine."""
-        return Offer(
-            vocab=self.vocab,
-            max_length=self.max_length,
-            choices=self.limits.batch_requests,
-            adapters=tuple(self.adapters),
-            words=self._reader is not None,
-            asleep=self.asleep,
-            hands_over=self.hands_over,
-            block_tokens=self.limits.block_tokens,
-            block_bytes=self.runner.cache.block_bytes,
+        return EngineCapabilities(
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.scheduler_config.max_num_seqs,
+            lora_names=tuple(self.lora_slots),
+            has_tokenizer=self._factory.has_tokenizer,
+            is_sleeping=self.is_sleeping,
+            supports_kv_transfer=self.supports_kv_transfer,
+            block_size=self.scheduler_config.block_size,
+            block_bytes=self.runner.kv_cache.block_bytes,
         )
 
     @property
-    def asleep(self) -> bool:
+    def is_sleeping(self) -> bool:
         """Whether it has given back memory that answers need."""
-        return self.runner.cache.asleep or not self.runner.forward.has_weights
+        return self.runner.kv_cache.is_sleeping or not self.runner.model.has_weights
 
     @property
-    def hands_over(self) -> bool:
+    def supports_kv_transfer(self) -> bool:
         """Whether keys and values can go to another engine, or come from one."""
-        alone = self.runner.ranks == 1
-        return alone and not self.runner.forward.recurrent and self._guessing is None
+        alone = self.runner.tensor_parallel_size == 1
+        return alone and not self.runner.model.has_recurrent_state and self._spec_decoder is None
 
-    def cancel(self, answers: list[Answer]) -> None:
+    def abort(self, states: list[SequenceState]) -> None:
         """End answers that nobody waits for any more."""
-        for answer in answers:
-            if answer.finish is None:
-                self._outbox.append((answer.sink, answer.cancel()))
-                self._drop(answer)
+        for answer in states:
+            if answer.finish_reason is None:
+                self._outbox.append((answer.sink, answer.abort()))
+                self._finish(answer)
 
-    def _answer(self, ask: Ask, choice: int, most: int, sink: Sink, seeded: bool) -> Answer:
-        sampling, guide = ask.sampling, None
-        if sampling.grammar is not None and self._grammars is not None:
-            guide = self._grammars.guide(sampling.grammar)
-        adapter = self.slot_of(ask.adapter)
-        text = self._text(ask, most)
-        # Guesses that a grammar forbids are left out, by which the rest is not left to chance.
-        seeded = seeded or guide is not None
-        return Answer(
-            ask, choice, most, sink, text, guide=guide, adapter=adapter, seeded=seeded,
-            version=self.version,
+    def _create_state(
+        self, request: Request, index: int, max_tokens: int, sink: OutputSink, *, has_seed: bool
+    ) -> SequenceState:
+        return self._factory.create_state(
+            request, index, max_tokens, sink, has_seed=has_seed,
+            lora_slot=self.find_lora_slot(request.lora_name), version=self.weights_version,
         )  # fmt: skip
 
     @property
-    def adapters(self) -> Mapping[str, int]:
+    def lora_slots(self) -> Mapping[str, int]:
         """The slot of each adapter that can be asked for."""
-        return {} if self.runner.adapters is None else self.runner.adapters.names
+        return {} if self.runner.lora_manager is None else self.runner.lora_manager.slots_by_name
 
-    def slot_of(self, adapter: str | None) -> int:
+    def find_lora_slot(self, adapter: str | None) -> int:
         """Return the slot of an adapter, or of what is usual; -1 is the model by itself."""
         if adapter is not None:
-            return self.adapters[adapter]
-        return -1 if self.runner.adapters is None else self.runner.adapters.usual
-
-    def _text(self, ask: Ask, most: int) -> Text:
-        sampling = ask.sampling
-        if self._reader is not None:
-            return Following(self._reader(ask.shown), sampling, tuple(self.ends), most)
-        ends = frozenset[int]() if sampling.ignore_eos else self.ends
-        return Silent(ends, frozenset(sampling.stop_tokens), sampling.min_tokens, most)
-
-    def _sequence(self, answer: Answer, forks: tuple[Sequence, ...] = ()) -> Sequence:
-        ask = answer.ask
-        answer.sequence = Sequence(
-            len(ask.prompt),
-            answer.most,
-            request=answer,
-            # Of what is found in the cache nobody could say how likely it was.
-            keys=answer.keys
-            if self.limits.prefix_cache and answer.prompt_telling is None
-            else None,
-            priority=ask.priority,
-            tenant=ask.tenant,
-            forks=forks,
-        )
-        return answer.sequence
+            return self.lora_slots[adapter]
+        return -1 if self.runner.lora_manager is None else self.runner.lora_manager.default_slot
 
     def close(self) -> None:
         """Let go of what others might have collected, and of threads."""
@@ -270,131 +261,139 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.batcher.running or self.batcher.waiting or self._flying)
+        return not (self.scheduler.num_running or self.scheduler.waiting_queue or self._flying)
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """Start a step and read the one before; return whether there was anything to do."""
         flying, self._flying = self._flying, None
-        if flying is not None and (self._guessing is not None or flying.landing.by_host):
-            self._land(flying)
+        if flying is not None and (
+            self._spec_decoder is not None or flying.landing.computed_on_host
+        ):
+            self._process_output(flying)
             flying = None
-        if self._guessing is not None:
-            self._guessing.plan()
-        batch = self.batcher.next()
+        if self._spec_decoder is not None:
+            self._spec_decoder.plan_drafts()
+        batch = self.scheduler.schedule()
         if batch is None:
             if flying is not None:
-                self._land(flying)
+                self._process_output(flying)
             return flying is not None
-        granted = self.batcher.grants(batch)
-        if self._guessing is not None:
-            self._guessing.fill(batch)
-        orders, drawing = self._placing.ordered(batch, granted)
-        if arrived := self._handing.arrived(batch):
-            orders = msgspec.structs.replace(orders, arrived=arrived)
-        if flying is not None and orders.parts and flying.landing.is_there:
-            self._land(flying)
+        granted = self.scheduler.allocate_blocks(batch)
+        if self._spec_decoder is not None:
+            self._spec_decoder.propose_drafts(batch)
+        orders, drawing = self._placing.build_model_input(batch, granted)
+        if arrived := self._handing.take_received(batch):
+            orders = msgspec.structs.replace(orders, received_blocks=arrived)
+        if flying is not None and orders.chunks and flying.landing.is_ready:
+            self._process_output(flying)
             flying = None
-        computed = self.runner.compute(orders)
-        tellers = (each.sequence.request.prompt_telling for each in batch.chunks)
-        hand_out(tellers, orders.parts, self.runner.told)
-        if flying is not None and any(each.answer.guide is not None for each in drawing):
-            self._land(flying)
+        computed = self.runner.execute_model(orders)
+        tellers = (each.sequence.state.prompt_logprobs_collector for each in batch.chunks)
+        distribute_prompt_logprobs(tellers, orders.chunks, self.runner.prompt_logprobs)
+        if flying is not None and any(each.state.grammar is not None for each in drawing):
+            self._process_output(flying)
             flying = None
         if computed is not None:
-            self._handing.pack(each.answer for each in drawing)
-            mask = self._mask(drawing, computed.lines.ends)
-            if self._guessing is not None:
-                chances = self._guessing.guesses.chances(drawing, computed.lines.ends)
-                computed = replace(computed, chances=chances)
-            self._flying = _Flying(drawing, self.runner.draw(computed, mask))
-        self._counts.step(batch)
+            self._handing.gather_blocks(each.state for each in drawing)
+            mask = self._mask(drawing, computed.sampling_metadata.row_ends)
+            if self._spec_decoder is not None:
+                chances = self._spec_decoder.proposer.draft_probs(
+                    drawing, computed.sampling_metadata.row_ends
+                )
+                computed = replace(computed, draft_probs=chances)
+            self._flying = _InFlightStep(drawing, self.runner.sample_tokens(computed, mask))
+        self._counts.record_step(batch)
         if flying is not None:
-            self._land(flying)
+            self._process_output(flying)
         self._progress_s = time.monotonic()
         return True
 
-    def outbox(self) -> list[tuple[Sink, Piece]]:
+    def take_outputs(self) -> list[tuple[OutputSink, RequestOutput]]:
         """Take the pieces that are ready, with where they go."""
         ready, self._outbox = self._outbox, []
         return ready
 
-    def gauges(self) -> Gauges:
+    def stats(self) -> EngineStats:
         """Return what the engine does at this moment."""
-        pool, batcher = self.batcher.pool, self.batcher
-        return Gauges(
-            running=batcher.running,
-            waiting=len(batcher.waiting),
-            kv_usage=pool.held / pool.size,
-            prefix_queries=batcher.cache.queried,
-            prefix_hits=batcher.cache.hits,
-            preemptions=batcher.preemptions,
-            idle_s=None if self.is_idle else time.monotonic() - self._progress_s,
-            blocks=pool.size,
-            block_tokens=self.limits.block_tokens,
-            prefix_cache=self.limits.prefix_cache,
-            **self._adapting.told(),
-            **self._counts.told(),
+        pool, batcher = self.scheduler.block_pool, self.scheduler
+        return EngineStats(
+            running=batcher.num_running,
+            waiting=len(batcher.waiting_queue),
+            kv_cache_usage=pool.used_block_count / pool.size,
+            prefix_queries=batcher.prefix_cache.queried_tokens,
+            prefix_hits=batcher.prefix_cache.hit_tokens,
+            preemptions=batcher.num_preemptions,
+            since_last_step_s=None if self.is_idle else time.monotonic() - self._progress_s,
+            num_gpu_blocks=pool.size,
+            block_size=self.scheduler_config.block_size,
+            enable_prefix_caching=self.scheduler_config.enable_prefix_caching,
+            **self._adapting.snapshot(),
+            **self._counts.snapshot(),
         )
 
-    def _mask(self, drawing: list[Drawing], ends: tuple[int, ...]) -> Tensor | None:
+    def _mask(self, drawing: list[SampledRow], ends: tuple[int, ...]) -> Tensor | None:
         """Return which tokens grammars allow at each line; None where there are none."""
         guides = [
-            (ends[place - 1] if place else 0, answer.guide, answer.guessed if checks else ())
+            (
+                ends[place - 1] if place else 0,
+                answer.grammar,
+                answer.draft_token_ids if checks else (),
+            )
             for place, (answer, checks) in enumerate(drawing)
-            if answer.guide is not None and answer.finish is None
+            if answer.grammar is not None and answer.finish_reason is None
         ]
         if not guides:
             return None
         if self._masks is None:
-            self._masks = Masks(self.vocab, self.runner.cache.device)
-        self._masks.begin(guides, ends[-1])
-        return self._masks.ready()
+            self._masks = GrammarBitmask(self.vocab_size, self.runner.kv_cache.device)
+        self._masks.start_fill(guides, ends[-1])
+        return self._masks.result()
 
     # Results.
 
-    def _land(self, flying: _Flying) -> None:
+    def _process_output(self, flying: _InFlightStep) -> None:
         """Read the tokens of a step."""
         tokens, told = flying.landing.wait()
         likely = {}
         if told is not None:
-            asked = [answer.ask.sampling.logprobs for answer, _ in flying.drawing]
-            likely = likelihoods(asked, flying.landing.lines, tokens, told)
+            asked = [answer.request.sampling_params.logprobs for answer, _ in flying.drawing]
+            likely = collect_token_logprobs(asked, flying.landing.sampling_metadata, tokens, told)
         for place, drawing in enumerate(flying.drawing):
-            answer = drawing.answer
-            if answer.finish is not None:
+            answer = drawing.state
+            if answer.finish_reason is not None:
                 continue
-            if not answer.begun and answer.choice == 0:
+            if not answer.has_output and answer.index == 0:
                 # Once for each ask, as it begins: not what is computed anew, nor guesses.
-                self._counts.prompt_tokens += len(answer.ask.prompt)
-            if answer.taken is not None:
+                self._counts.prompt_tokens += len(answer.request.prompt_token_ids)
+            if answer.packed_kv is not None:
                 told_here = likely.get(place, ())
-                sent = self._handing.send(answer, tokens[place][0], self.weights, told_here)
+                sent = self._handing.send_kv(answer, tokens[place][0], self.weights_id, told_here)
                 self._outbox.append((answer.sink, sent))
-                self._drop(answer)
+                self._finish(answer)
                 continue
-            if drawing.checks and answer.guessed:
-                self._counts.draft(len(answer.guessed), len(tokens[place]) - 1)
-            piece = answer.take(tokens[place], likely.get(place, ()))
-            self._counts.output_tokens += len(piece.tokens)
+            if drawing.verifies_drafts and answer.draft_token_ids:
+                self._counts.record_draft(len(answer.draft_token_ids), len(tokens[place]) - 1)
+            piece = answer.append(tokens[place], likely.get(place, ()))
+            self._counts.output_tokens += len(piece.token_ids)
             self._outbox.append((answer.sink, piece))
-            if piece.finish is not None:
-                self._drop(answer)
+            if piece.finish_reason is not None:
+                self._finish(answer)
                 continue
-            if self.limits.prefix_cache:
-                answer.name_blocks(self.limits.block_tokens)
-            if self._guessing is not None:
-                self._guessing.land(drawing, len(tokens[place]))
+            if self.scheduler_config.enable_prefix_caching:
+                answer.hash_full_blocks(self.scheduler_config.block_size)
+            if self._spec_decoder is not None:
+                self._spec_decoder.record_accepted(drawing, len(tokens[place]))
 
-    def _drop(self, answer: Answer) -> None:
+    def _finish(self, state: SequenceState) -> None:
         """Take an answer out that goes on no further."""
-        self._adapting.drop(answer)
-        self._placing.leave(answer)
-        self.batcher.end(answer.sequence)
-        if self._guessing is not None:
-            self._guessing.drop(answer)
+        self._adapting.remove(state)
+        self._placing.remove(state)
+        self.scheduler.finish(state.sequence)
+        if self._spec_decoder is not None:
+            self._spec_decoder.remove(state)
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Find nothing of what lies in the blocks any more: the weights or the cache change."""
-        self.batcher.pool.forget()
-        if self._guessing is not None:
-            self._guessing.guesses.forget()
+        self.scheduler.block_pool.reset_prefix_cache()
+        if self._spec_decoder is not None:
+            self._spec_decoder.proposer.reset()

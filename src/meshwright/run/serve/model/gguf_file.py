@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.errors import DamagedFile, InputError, MissingPart, Problem
+from meshwright.errors import DamagedFile, InputError, MissingDependency, Problem
 
 _MAGIC = b"GGUF"
 _T = TypeVar("_T", str, int, float, bool)
@@ -27,7 +27,7 @@ def is_gguf(path: Path) -> bool:
         return path.suffix == ".gguf" or file.read(len(_MAGIC)) == _MAGIC
 
 
-def context_of(path: Path) -> int | None:
+def read_context_length(path: Path) -> int | None:
     """Return the context of a file's model, from its first facts; None where these do not tell.
 
     The library reads all facts at once, words and all, which takes seconds.
@@ -128,29 +128,29 @@ class GgufFile:
         # A copy: the file may be read-only, and is closed before the numbers are.
         return torch.from_numpy(np.array(numbers, np.float32)).view(self.shape(name))
 
-    def fact(self, key: str) -> Any:
+    def metadata(self, key: str) -> Any:
         """Return what the file says under a key; None where it says nothing."""
         field = self._reader.fields.get(key)
         return None if field is None else field.contents()
 
-    def text(self, key: str, default: str | None = None) -> str:
+    def metadata_str(self, key: str, default: str | None = None) -> str:
         """Return a text; without a default it has to be there."""
         return self._typed(key, str, default)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def metadata_int(self, key: str, default: int | None = None) -> int:
         """Return a whole number."""
         return self._typed(key, int, default)
 
-    def real(self, key: str, default: float | None = None) -> float:
+    def metadata_float(self, key: str, default: float | None = None) -> float:
         """Return a number."""
         return float(self._typed(key, float, default))
 
-    def flag(self, key: str, default: bool) -> bool:
+    def metadata_bool(self, key: str, default: bool) -> bool:
         """Return a switch."""
         return self._typed(key, bool, default)
 
     def _typed(self, key: str, kind: type[_T], default: _T | None) -> _T:
-        found = self.fact(key)
+        found = self.metadata(key)
         if found is None:
             if default is not None:
                 return default
@@ -166,7 +166,7 @@ def _library() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise MissingPart("GGUF files need gguf, which is not installed", "pip install gguf") from (
-            error
-        )
+        raise MissingDependency(
+            "GGUF files need gguf, which is not installed", "pip install gguf"
+        ) from (error)
     return gguf

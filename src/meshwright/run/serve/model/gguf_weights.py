@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.huggingface.load import fill
+from meshwright.run.nn.decoder_builder import build_decoder
+from meshwright.run.nn.huggingface.hf_loader import load_tensors_into
 from meshwright.run.serve.model.gguf_file import GgufFile
-from meshwright.spec.model import Attention, Model
+from meshwright.spec.model import AttentionSpec, Model
 from meshwright.spec.model.huggingface import read_config
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -53,46 +53,46 @@ def load_gguf(
 ) -> Decoder:
     """Build the model that a file describes and fill it, dequantised to `dtype`."""
     with GgufFile(path) as file:
-        model = model_of(file)
-        decoder = build(model, device="meta", dtype=dtype)
-        fill(decoder, _Weights(file, model), device=device)
+        model = model_from_gguf(file)
+        decoder = build_decoder(model, device="meta", dtype=dtype)
+        load_tensors_into(decoder, _Weights(file, model), device=device)
     return decoder.eval().requires_grad_(False)
 
 
-def fill_from_gguf(decoder: Decoder, path: str | Path) -> None:
+def load_gguf_into(decoder: Decoder, path: str | Path) -> None:
     """Fill a decoder that has been built from a file, to be trained on."""
     with GgufFile(path) as file:
-        fill(decoder, _Weights(file, decoder.model))
+        load_tensors_into(decoder, _Weights(file, decoder.model))
 
 
-def model_of(file: GgufFile) -> Model:
+def model_from_gguf(file: GgufFile) -> Model:
     """Return the model that a file's facts describe."""
-    kind = file.text("general.architecture")
-    if kind not in _ARCHITECTURES or file.fact(f"{kind}.expert_count"):
+    kind = file.metadata_str("general.architecture")
+    if kind not in _ARCHITECTURES or file.metadata(f"{kind}.expert_count"):
         what = f"{kind!r} is not read here" if kind not in _ARCHITECTURES else "it has experts"
         fix = f"use a dense {', '.join(_ARCHITECTURES)} file, or the Hugging Face folder"
         raise InputError([Problem(f"{file.path}: general.architecture", what, fix)])
     heads, hidden = (
-        file.count(f"{kind}.attention.head_count"),
-        file.count(f"{kind}.embedding_length"),
+        file.metadata_int(f"{kind}.attention.head_count"),
+        file.metadata_int(f"{kind}.embedding_length"),
     )
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": hidden,
-        "num_hidden_layers": file.count(f"{kind}.block_count"),
+        "num_hidden_layers": file.metadata_int(f"{kind}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": file.count(f"{kind}.attention.head_count_kv", heads),
-        "head_dim": file.count(f"{kind}.attention.key_length", hidden // heads),
-        "intermediate_size": file.count(f"{kind}.feed_forward_length"),
-        "max_position_embeddings": file.count(f"{kind}.context_length"),
-        "rms_norm_eps": file.real(f"{kind}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": file.real(f"{kind}.rope.freq_base", 10_000.0),
+        "num_key_value_heads": file.metadata_int(f"{kind}.attention.head_count_kv", heads),
+        "head_dim": file.metadata_int(f"{kind}.attention.key_length", hidden // heads),
+        "intermediate_size": file.metadata_int(f"{kind}.feed_forward_length"),
+        "max_position_embeddings": file.metadata_int(f"{kind}.context_length"),
+        "rms_norm_eps": file.metadata_float(f"{kind}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": file.metadata_float(f"{kind}.rope.freq_base", 10_000.0),
         "vocab_size": file.shape("token_embd.weight")[0],
         "tie_word_embeddings": "output.weight" not in file.names,
         "attention_bias": "blk.0.attn_q.bias" in file.names,
         **_stretched(file, kind),
     }
-    model = read_config(config, file.text("general.name", file.path.stem))
+    model = read_config(config, file.metadata_str("general.name", file.path.stem))
     if _STRETCH not in file.names:
         return model
     # Llama 3's stretched wavelengths stand in the file as a factor for each pair of dimensions.
@@ -100,7 +100,7 @@ def model_of(file: GgufFile) -> Model:
     blocks = []
     for block in model.blocks:
         mixer = block.mixer
-        assert isinstance(mixer, Attention)
+        assert isinstance(mixer, AttentionSpec)
         assert mixer.rotary is not None
         rotary = replace(
             mixer.rotary,
@@ -114,16 +114,16 @@ def model_of(file: GgufFile) -> Model:
 
 
 def _stretched(file: GgufFile, kind: str) -> dict[str, Any]:
-    rule = file.text(f"{kind}.rope.scaling.type", "none")
+    rule = file.metadata_str(f"{kind}.rope.scaling.type", "none")
     if rule == "none":
         return {}
     if rule not in {"linear", "yarn"}:
         what = f"positions are stretched by {rule!r}"
         where = f"{file.path}: {kind}.rope.scaling.type"
         raise InputError([Problem(where, what, "use a file with none, linear or yarn")])
-    factor = file.real(f"{kind}.rope.scaling.factor", 1.0)
+    factor = file.metadata_float(f"{kind}.rope.scaling.factor", 1.0)
     scaling: dict[str, Any] = {"rope_type": rule, "factor": factor}
-    original = file.count(f"{kind}.rope.scaling.original_context_length", 0)
+    original = file.metadata_int(f"{kind}.rope.scaling.original_context_length", 0)
     if original:
         scaling["original_max_position_embeddings"] = original
     return {"rope_scaling": scaling}
@@ -139,7 +139,7 @@ class _Weights:
         }
         self.shapes = {theirs: file.shape(name) for theirs, name in self._names.items()}
         mixer = model.blocks[0].mixer
-        assert isinstance(mixer, Attention)
+        assert isinstance(mixer, AttentionSpec)
         self._heads = {"q_proj": mixer.heads, "k_proj": mixer.kv_heads}
         self._interleaved = model.family == "llama"
 

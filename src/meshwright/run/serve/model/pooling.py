@@ -1,4 +1,4 @@
-"""`embed`: a vector of length one for each prompt, pooled from the model's last hidden states.
+"""`pool_embeddings`: a unit vector for each prompt, pooled from the last hidden states.
 
 Shapes: N tokens, R prompts, D hidden.
 """
@@ -11,21 +11,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.errors import InputError
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.step import Row, step_of
-from meshwright.spec.names import unknown_name
+from meshwright.run.serve.model.forward_batch import BatchRow, build_forward_batch
+from meshwright.run.serve.model.served_model import ServedModel
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
-Pooling = Literal["mean", "last"]
+PoolingType = Literal["mean", "last"]
 """The mean over all tokens, or the last token alone (models trained to embed by it)."""
 
 
 @torch.no_grad()
-def embed(
-    forward: Forward,
+def pool_embeddings(
+    forward: ServedModel,
     prompts: Sequence[Sequence[int]],
     tables: Sequence[Sequence[int]],
     *,
-    pooling: Pooling = "mean",
+    pooling: PoolingType = "mean",
     batch_tokens: int = 8192,
     states: Sequence[int] | None = None,
     adapter: int = -1,
@@ -36,9 +36,11 @@ def embed(
     states; `adapter` is the slot of the LoRA adapter to compute with, -1 for none. At most
     `batch_tokens` are computed at a time, so long prompts come in pieces.
     """
-    if pooling not in get_args(Pooling):
-        raise InputError([unknown_name("pooling", pooling, get_args(Pooling), "pooling")])
-    device, size = forward.cache.device, forward.cache.block_tokens
+    if pooling not in get_args(PoolingType):
+        raise InputError(
+            [build_unknown_name_problem("pooling", pooling, get_args(PoolingType), "pooling")]
+        )
+    device, size = forward.kv_cache.device, forward.kv_cache.block_size
     hidden = forward.decoder.model.hidden
     sums_RD = torch.zeros(len(prompts), hidden, device=device)
     done = [0] * len(prompts)
@@ -46,12 +48,16 @@ def embed(
         rows, owners, room = [], [], batch_tokens
         for at in waiting:
             piece = prompts[at][done[at] : done[at] + room]
-            rows.append(Row(piece, done[at], tables[at], states[at] if states else at, adapter))
+            rows.append(
+                BatchRow(piece, done[at], tables[at], states[at] if states else at, adapter)
+            )
             owners += [at] * len(piece)
             room -= len(piece)
             if not room:
                 break
-        x_ND = forward.hidden(step_of(rows, size, device, all_wanted=True)).float()
+        x_ND = forward.compute_hidden_states(
+            build_forward_batch(rows, size, device, all_wanted=True)
+        ).float()
         for at, row in zip(waiting, rows, strict=False):
             done[at] += len(row.tokens)
         if pooling == "mean":

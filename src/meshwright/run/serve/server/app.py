@@ -1,4 +1,4 @@
-"""`serve_app`: the server as an ASGI application."""
+"""`create_app`: the server as an ASGI application."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,65 +14,126 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from meshwright.run.serve.interface import Serves, Sleeps
-from meshwright.run.serve.server import bodies, replies
-from meshwright.run.serve.server.chat import chat
-from meshwright.run.serve.server.completions import complete
-from meshwright.run.serve.server.desk import Desk
-from meshwright.run.serve.server.door import Door
-from meshwright.run.serve.server.embeddings import embed
-from meshwright.run.serve.server.endpoint import Endpoint, admitted
-from meshwright.run.serve.server.faults import Fault
-from meshwright.run.serve.server.openapi import Told, document
-from meshwright.run.serve.server.plain import detokenize, sleep, tokenize, update_weights, wake_up
-from meshwright.run.serve.server.settings import ServerSettings
-from meshwright.run.serve.server.spans import Spans, spans_from_environment
-from meshwright.run.serve.server.streams import encode
-from meshwright.run.serve.server.words import Words
+from meshwright.run.serve.engine_client import EngineClient, SleepableEngine
+from meshwright.run.serve.server.access_log import AccessLogMiddleware
+from meshwright.run.serve.server.api_errors import ApiError
+from meshwright.run.serve.server.app_state import AppState
+from meshwright.run.serve.server.endpoint import Endpoint, authenticate
+from meshwright.run.serve.server.lifecycle_routes import (
+    sleep_route,
+    update_weights_route,
+    wake_up_route,
+)
+from meshwright.run.serve.server.openai.chat_completions import create_chat_completion
+from meshwright.run.serve.server.openai.completions import create_completion
+from meshwright.run.serve.server.openai.embeddings_route import create_embedding
+from meshwright.run.serve.server.openapi import RouteSpec, build_openapi_document
+from meshwright.run.serve.server.protocol import request_schema, response_schema
+from meshwright.run.serve.server.server_config import ServerConfig
+from meshwright.run.serve.server.sse import encode
+from meshwright.run.serve.server.tokenize_routes import detokenize_route, tokenize_route
+from meshwright.run.serve.server.tracing import RequestTracer, tracer_from_environment
+from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 
-REFUSALS = (400, 401, 408, 413, 415, 429, 503, 504)
+ERROR_STATUSES = (400, 401, 408, 413, 415, 429, 503, 504)
 # path, body, handler, its answer, who may, what it does
-POSTS: list[tuple[str, Any, Any, type, str]] = [
-    ("/v1/completions", bodies.CompletionBody, complete, replies.Completion, "Continue prompts"),
-    ("/v1/chat/completions", bodies.ChatBody, chat, replies.ChatCompletion, "Answer messages"),
-    ("/v1/embeddings", bodies.EmbeddingBody, embed, replies.Embeddings, "Make vectors of texts"),
-    ("/tokenize", bodies.TokenizeBody, tokenize, replies.Tokens, "Tokens of a text"),
-    ("/detokenize", bodies.DetokenizeBody, detokenize, replies.Detokenized, "Text of tokens"),
+POST_ROUTES: list[tuple[str, Any, Any, type, str]] = [
+    (
+        "/v1/completions",
+        request_schema.CompletionRequest,
+        create_completion,
+        response_schema.CompletionResponse,
+        "Continue prompts",
+    ),
+    (
+        "/v1/chat/completions",
+        request_schema.ChatCompletionRequest,
+        create_chat_completion,
+        response_schema.ChatCompletionResponse,
+        "Answer messages",
+    ),
+    (
+        "/v1/embeddings",
+        request_schema.EmbeddingRequest,
+        create_embedding,
+        response_schema.EmbeddingResponse,
+        "Make vectors of texts",
+    ),
+    (
+        "/tokenize",
+        request_schema.TokenizeRequest,
+        tokenize_route,
+        response_schema.TokenizeResponse,
+        "Tokens of a text",
+    ),
+    (
+        "/detokenize",
+        request_schema.DetokenizeRequest,
+        detokenize_route,
+        response_schema.DetokenizeResponse,
+        "Text of tokens",
+    ),
 ]
-ADMIN_POSTS: list[tuple[str, Any, Any, type, str]] = [
-    ("/sleep", bodies.SleepBody, sleep, replies.Sleeping, "Free the engine's memory"),
-    ("/wake_up", bodies.WakeBody, wake_up, replies.Sleeping, "Take the memory again"),
-    ("/update_weights", bodies.WeightsBody, update_weights, replies.Updated, "Change weights"),
+ADMIN_POST_ROUTES: list[tuple[str, Any, Any, type, str]] = [
+    (
+        "/sleep",
+        request_schema.SleepRequest,
+        sleep_route,
+        response_schema.SleepResponse,
+        "Free the engine's memory",
+    ),
+    (
+        "/wake_up",
+        request_schema.WakeUpRequest,
+        wake_up_route,
+        response_schema.SleepResponse,
+        "Take the memory again",
+    ),
+    (
+        "/update_weights",
+        request_schema.UpdateWeightsRequest,
+        update_weights_route,
+        response_schema.UpdateWeightsResponse,
+        "Change weights",
+    ),
 ]
 
 
-def serve_app(
-    engine: Serves, words: Words, settings: ServerSettings, *, spans: Spans | None = None
+def create_app(
+    engine: EngineClient,
+    tokenizer: TokenizerLike,
+    settings: ServerConfig,
+    *,
+    spans: RequestTracer | None = None,
 ) -> Starlette:
     """Return the server of an engine.
 
     Args:
         engine: What answers; the server closes it when it ends.
-        words: The model's tokenizer.
+        tokenizer: The model's tokenizer.
         settings: Names and limits.
         spans: Where traces go; left out, the environment's OpenTelemetry endpoint, if one is set.
 
     Raises:
         InputError: Where a file of keys cannot be read.
-        MissingPart: Where an endpoint for traces is set and OpenTelemetry is not installed.
+        MissingDependency: Where an endpoint for traces is set and OpenTelemetry is not installed.
     """
-    desk = Desk(engine, words, settings, spans or spans_from_environment())
-    views = Views(desk)
+    desk = AppState(engine, tokenizer, settings, spans or tracer_from_environment())
+    views = InfoRoutes(desk)
     routes = [*views.routes()]
-    told = [*views.told()]
-    for path, body, handle, reply, summary in POSTS:
+    told = [*views.documented_routes()]
+    for path, body, handle, reply, summary in POST_ROUTES:
         routes.append(Route(path, Endpoint(desk, body, handle), methods=["POST"]))
-        told.append(Told("post", path, summary, reply, True, (*REFUSALS, 404, 501), body))
-    for path, body, handle, reply, summary in ADMIN_POSTS:
+        told.append(
+            RouteSpec("post", path, summary, reply, True, (*ERROR_STATUSES, 404, 501), body)
+        )
+    for path, body, handle, reply, summary in ADMIN_POST_ROUTES:
         routes.append(Route(path, Endpoint(desk, body, handle, "admin"), methods=["POST"]))
         lacks = not any(field.required for field in msgspec.structs.fields(body))
-        told.append(Told("post", path, summary, reply, True, (*REFUSALS, 403, 501), body, lacks))
-    views.page = encode(document(told, package_version()))
+        told.append(
+            RouteSpec("post", path, summary, reply, True, (*ERROR_STATUSES, 403, 501), body, lacks)
+        )
+    views.openapi_json = encode(build_openapi_document(told, get_package_version()))
     paths = frozenset(route.path for route in routes)
 
     @asynccontextmanager
@@ -82,12 +143,14 @@ def serve_app(
         finally:
             await engine.close()
 
-    middleware = [Middleware(Door, figures=desk.figures, paths=paths, log=settings.access_log)]
-    if settings.origins:
+    middleware = [
+        Middleware(AccessLogMiddleware, metrics=desk.metrics, paths=paths, log=settings.access_log)
+    ]
+    if settings.allowed_origins:
         middleware.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(settings.origins),
+                allow_origins=list(settings.allowed_origins),
                 allow_methods=["GET", "POST"],
                 # Clients for browsers send headers of their own: OpenAI's has a dozen.
                 allow_headers=["*"],
@@ -98,7 +161,7 @@ def serve_app(
         routes=routes,
         middleware=middleware,
         lifespan=lifespan,
-        exception_handlers={HTTPException: _strange, Fault: _fault},
+        exception_handlers={HTTPException: _strange, ApiError: _fault},
     )
     # A redirect would name this server as it sees itself, which behind a proxy with certificates is
     # an address without: a client that follows it shows its key to everybody on the way.
@@ -107,7 +170,7 @@ def serve_app(
     return app
 
 
-def package_version() -> str:
+def get_package_version() -> str:
     """Return the version of this package."""
     try:
         return version("meshwright")
@@ -115,12 +178,12 @@ def package_version() -> str:
         return "unknown"
 
 
-class Views:
+class InfoRoutes:
     """The endpoints that are only read."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self.page = b""
+    def __init__(self, app_state: AppState) -> None:
+        self._desk = app_state
+        self.openapi_json = b""
 
     def routes(self) -> list[Route]:
         """Return where they stand."""
@@ -135,76 +198,96 @@ class Views:
             Route("/openapi.json", self.openapi),
         ]
 
-    def told(self) -> list[Told]:
+    def documented_routes(self) -> list[RouteSpec]:
         """Return what the OpenAPI page says of them."""
         return [
-            Told("get", "/v1/models", "Models to ask", replies.ModelList, statuses=(401,)),
-            Told("get", "/health", "Whether all is well", replies.Health, False, (503,)),
-            Told("get", "/ping", "As /health", replies.Health, False, (503,)),
-            Told("get", "/version", "The version", replies.Version, False),
-            Told("get", "/metrics", "Figures for Prometheus", None, False),
-            Told("get", "/is_sleeping", "Whether it sleeps", replies.Sleeping, False, (501,)),
+            RouteSpec(
+                "get",
+                "/v1/models",
+                "Models to ask",
+                response_schema.ModelList,
+                error_statuses=(401,),
+            ),
+            RouteSpec(
+                "get",
+                "/health",
+                "Whether all is well",
+                response_schema.HealthResponse,
+                False,
+                (503,),
+            ),
+            RouteSpec("get", "/ping", "As /health", response_schema.HealthResponse, False, (503,)),
+            RouteSpec("get", "/version", "The version", response_schema.VersionResponse, False),
+            RouteSpec("get", "/metrics", "Figures for Prometheus", None, False),
+            RouteSpec(
+                "get",
+                "/is_sleeping",
+                "Whether it sleeps",
+                response_schema.SleepResponse,
+                False,
+                (501,),
+            ),
         ]
 
     async def models(self, request: Request) -> Response:
         """Answer with every model."""
-        admitted(self._desk, request.headers, "key")
-        return _json(replies.ModelList(data=self._cards()))
+        authenticate(self._desk, request.headers, "key")
+        return _json(response_schema.ModelList(data=self._cards()))
 
     async def model(self, request: Request) -> Response:
         """Answer with one model."""
-        admitted(self._desk, request.headers, "key")
+        authenticate(self._desk, request.headers, "key")
         name = request.path_params["name"]
         for card in self._cards():
             if card.id == name:
                 return _json(card)
-        raise Fault(404, f"The model `{name}` is not served here", code="model_not_found")
+        raise ApiError(404, f"The model `{name}` is not served here", code="model_not_found")
 
-    def _cards(self) -> list[replies.ModelCard]:
+    def _cards(self) -> list[response_schema.ModelCard]:
         desk = self._desk
-        root = desk.settings.model
+        root = desk.config.model
         return [
-            replies.ModelCard(
+            response_schema.ModelCard(
                 id=name,
-                created=desk.begun,
-                root=name if name in desk.settings.adapters else root,
-                parent=root if name in desk.settings.adapters else None,
-                max_model_len=desk.engine.max_length,
+                created=desk.started_s,
+                root=name if name in desk.config.lora_names else root,
+                parent=root if name in desk.config.lora_names else None,
+                max_model_len=desk.engine.max_model_len,
             )
-            for name in desk.settings.names()
+            for name in desk.config.served_model_names()
         ]
 
     async def health(self, _: Request) -> Response:
         """Answer whether requests are taken and the engine makes progress."""
         desk = self._desk
-        if desk.traffic.draining:
-            return _json(replies.Health("draining", "the server is going down"), 503)
-        if reason := desk.engine.ill():
-            return _json(replies.Health("ill", reason), 503)
-        if isinstance(desk.engine, Sleeps) and desk.engine.asleep():
+        if desk.admission.is_draining:
+            return _json(response_schema.HealthResponse("draining", "server is shutting down"), 503)
+        if reason := desk.engine.health_problem():
+            return _json(response_schema.HealthResponse("unhealthy", reason), 503)
+        if isinstance(desk.engine, SleepableEngine) and desk.engine.is_sleeping():
             # It is well, and who put it to sleep would not want it started anew.
-            return _json(replies.Health("asleep", "POST /wake_up wakes it"))
-        return _json(replies.Health("ok"))
+            return _json(response_schema.HealthResponse("sleeping", "POST /wake_up wakes it"))
+        return _json(response_schema.HealthResponse("ok"))
 
     async def version(self, _: Request) -> Response:
         """Answer with the version."""
-        return _json(replies.Version(package_version()))
+        return _json(response_schema.VersionResponse(get_package_version()))
 
     async def metrics(self, _: Request) -> Response:
         """Answer with the figures."""
-        page, kind = self._desk.figures.exposition()
+        page, kind = self._desk.metrics.render()
         return Response(page, headers={"content-type": kind})
 
     async def is_sleeping(self, _: Request) -> Response:
         """Answer whether the engine sleeps."""
         engine = self._desk.engine
-        if not isinstance(engine, Sleeps):
-            raise Fault(501, "This engine cannot sleep", code="not_offered")
-        return _json(replies.Sleeping(engine.asleep()))
+        if not isinstance(engine, SleepableEngine):
+            raise ApiError(501, "This engine cannot sleep", code="unsupported")
+        return _json(response_schema.SleepResponse(engine.is_sleeping()))
 
     async def openapi(self, _: Request) -> Response:
         """Answer with the description of all endpoints."""
-        return Response(self.page, media_type="application/json")
+        return Response(self.openapi_json, media_type="application/json")
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:
@@ -212,7 +295,7 @@ def _json(value: msgspec.Struct, status: int = 200) -> Response:
 
 
 def _fault(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Fault)
+    assert isinstance(error, ApiError)
     return error.response()
 
 
@@ -223,4 +306,4 @@ def _strange(request: Request, error: Exception) -> Response:
     message = {404: f"There is no {asked}", 405: f"{asked}: not with this method"}.get(
         error.status_code, error.detail
     )
-    return Fault(error.status_code, message).response(error.headers)
+    return ApiError(error.status_code, message).response(error.headers)

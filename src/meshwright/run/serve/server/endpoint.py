@@ -5,40 +5,81 @@ And everything that can come between: keys, sizes, times, clients that leave, th
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import inspect
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from meshwright.run.serve.server.desk import Answer, Desk
-from meshwright.run.serve.server.faults import Fault, unreadable
-from meshwright.run.serve.server.keys import Keys
-from meshwright.run.serve.server.nulls import without_nulls
-from meshwright.run.serve.server.spans import Span, tell_fault
-from meshwright.run.serve.server.streams import send_events
-from meshwright.run.serve.server.traffic import Call
+from meshwright.run.serve.server.admission import RequestContext
+from meshwright.run.serve.server.api_errors import ApiError, invalid_body
+from meshwright.run.serve.server.api_keys import ApiKeys
+from meshwright.run.serve.server.app_state import AppState, ResponseBody
+from meshwright.run.serve.server.sse import send_events
+from meshwright.run.serve.server.tracing import TraceSpan, record_error
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-Guard = Literal["key", "admin"]
+_NULL = b"null"
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class Endpoint(Generic[Body]):
+def drop_unknown_nulls(data: bytes, body: type) -> bytes:
+    """Return JSON without the null fields that a body does not know, at any depth of it.
+
+    What is no part of a known field's type, such as the schema of a tool, stays as it is written.
+    """
+    return bytes(_stripped(msgspec.Raw(data), inspect.type_info(body)))
+
+
+def _stripped(raw: msgspec.Raw, kind: inspect.Type) -> msgspec.Raw:
+    first = bytes(raw).lstrip()[:1]
+    for each in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+        if isinstance(each, inspect.StructType) and first == b"{":
+            return _struct(raw, each)
+        if isinstance(each, inspect.ListType) and first == b"[":
+            return _written([_stripped(item, each.item_type) for item in _items.decode(raw)])
+    return raw
+
+
+def _struct(raw: msgspec.Raw, kind: inspect.StructType) -> msgspec.Raw:
+    known = {field.encode_name: field.type for field in kind.fields}
+    return _written(
+        {
+            name: _stripped(value, known[name]) if name in known else value
+            for name, value in _fields.decode(raw).items()
+            if name in known or bytes(value).strip() != _NULL
+        }
+    )
+
+
+def _written(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+RequiredKey = Literal["key", "admin"]
+
+
+class Endpoint(Generic[BodyT]):
     """Answers requests of one kind."""
 
     def __init__(
         self,
-        desk: Desk,
-        body: type[Body],
-        handle: Callable[[Desk, Body, Call], Awaitable[Answer]],
-        guard: Guard = "key",
+        app_state: AppState,
+        body: type[BodyT],
+        handle: Callable[[AppState, BodyT, RequestContext], Awaitable[ResponseBody]],
+        guard: RequiredKey = "key",
     ) -> None:
-        self._desk = desk
+        self._desk = app_state
         self._body, self._decoder = body, msgspec.json.Decoder(body)
         self._empty = guard == "admin"
         self._handle = handle
-        self._guard: Guard = guard
+        self._guard: RequiredKey = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -46,15 +87,15 @@ class Endpoint(Generic[Body]):
         assert task is not None
         desk = self._desk
         headers = Headers(scope=scope)
-        call = Call(scope["meshwright.name"], "", task)
+        call = RequestContext(scope["meshwright.name"], "", task)
         scope["meshwright.call"] = call
-        limit_s = desk.settings.request_s
-        timer = asyncio.get_running_loop().call_later(limit_s, call.end, _too_long(limit_s))
-        desk.traffic.calls.add(call)
+        limit_s = desk.config.request_timeout_s
+        timer = asyncio.get_running_loop().call_later(limit_s, call.abort, _too_long(limit_s))
+        desk.admission.requests.add(call)
         watch: asyncio.Task[None] | None = None
-        span = desk.spans.begin(headers) if desk.spans is not None else None
+        span = desk.tracer.start_span(headers) if desk.tracer is not None else None
         try:
-            call.tenant = admitted(desk, headers, self._guard)
+            call.tenant = authenticate(desk, headers, self._guard)
             data = await _read(headers, receive, desk)
             watch = asyncio.create_task(_watch(receive, call))
             answer = await self._handle(desk, self._decoded(data), call)
@@ -63,49 +104,49 @@ class Endpoint(Generic[Body]):
                 await response(scope, receive, send)
             else:
                 # The first events come before the status, so that a fault still has its own.
-                first = await answer.some()
+                first = await answer.next_events()
                 await send_events(
                     first,
                     answer,
                     call,
                     begin=send,
-                    send=scope["meshwright.send"],
-                    pause_s=desk.settings.stream_pause_s,
+                    send=scope["meshwright.raw_send"],
+                    pause_s=desk.config.stream_interval_s,
                 )
-        except Fault as fault:
-            call.fault = fault
+        except ApiError as fault:
+            call.error = fault
             await fault.response()(scope, receive, send)
         except asyncio.CancelledError:
-            call.fault = why = call.why()
+            call.error = why = call.take_abort_reason()
             if why is None:
                 raise
-            if not call.gone:
+            if not call.is_disconnected:
                 await why.response()(scope, receive, send)
         except Exception:
-            call.fault = Fault(500, "The server failed")
+            call.error = ApiError(500, "The server failed")
             raise
         finally:
             timer.cancel()
             if watch is not None:
                 watch.cancel()
-            desk.traffic.calls.discard(call)
+            desk.admission.requests.discard(call)
             await self._let_go(call, span, scope["path"])
 
-    async def _let_go(self, call: Call, span: Span | None, path: str) -> None:
+    async def _let_go(self, context: RequestContext, span: TraceSpan | None, path: str) -> None:
         """Close what a request holds, and say on its span what it was."""
-        for held in call.open:
+        for held in context.open_resources:
             await held.close()
             if span is not None:
-                held.tell(span)
+                held.annotate_span(span)
         if span is not None:
-            span.set_attribute("gen_ai.request.id", call.name)
-            span.set_attribute("gen_ai.response.model", self._desk.settings.model)
+            span.set_attribute("gen_ai.request.id", context.request_id)
+            span.set_attribute("gen_ai.response.model", self._desk.config.model)
             span.set_attribute("url.path", path)
-            if call.fault is not None:
-                tell_fault(span, call.fault)
+            if context.error is not None:
+                record_error(span, context.error)
             span.end()
 
-    def _decoded(self, data: bytes) -> Body:
+    def _decoded(self, data: bytes) -> BodyT:
         data = data or b"{}" if self._empty else data
         try:
             try:
@@ -113,48 +154,53 @@ class Endpoint(Generic[Body]):
             except msgspec.ValidationError as error:
                 if "unknown field" not in str(error):
                     raise
-                return self._decoder.decode(without_nulls(data, self._body))
+                return self._decoder.decode(drop_unknown_nulls(data, self._body))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise unreadable(error) from None
+            raise invalid_body(error) from None
         except RecursionError:
-            raise Fault(400, "The body is nested too deeply", code="invalid_json") from None
+            raise ApiError(400, "The body is nested too deeply", code="invalid_json") from None
 
 
-def admitted(desk: Desk, headers: Headers, guard: Guard) -> str:
+def authenticate(app_state: AppState, headers: Headers, guard: RequiredKey) -> str:
     """Return whose request it is; empty where the server has no keys."""
     given = headers.get("authorization", "")
     if guard == "admin":
-        origin, known = headers.get("origin"), desk.settings.origins
+        origin, known = headers.get("origin"), app_state.config.allowed_origins
         if origin is not None and origin not in known and "*" not in known:
             # A page can send an empty body anywhere without asking first.
-            raise Fault(403, f"Pages of {origin} may change no engine", code="admin_only")
-        if len(desk.admin_keys):
-            if desk.admin_keys.holder(given) is None and desk.keys.holder(given) is not None:
-                raise Fault(403, "This key may ask, but change no engine", code="admin_only")
-            return _holder(desk.admin_keys, given, "an admin key")
-        if not desk.settings.admin:
-            raise Fault(
+            raise ApiError(403, f"Pages of {origin} may change no engine", code="permission_denied")
+        if len(app_state.admin_api_keys):
+            if (
+                app_state.admin_api_keys.authenticate(given) is None
+                and app_state.api_keys.authenticate(given) is not None
+            ):
+                raise ApiError(
+                    403, "This key may ask, but change no engine", code="permission_denied"
+                )
+            return _holder(app_state.admin_api_keys, given, "an admin key")
+        if not app_state.config.allow_unauthenticated_admin:
+            raise ApiError(
                 403,
-                "This changes the engine, which nobody may here: start the server with admin keys"
-                " (MESHWRIGHT_ADMIN_KEYS) or with `--admin`",
-                code="admin_only",
+                "Administrative endpoints are disabled. Start the server with an admin key"
+                " (MESHWRIGHT_ADMIN_API_KEY) or --allow-unauthenticated-admin.",
+                code="permission_denied",
             )
-    if not len(desk.keys):
+    if not len(app_state.api_keys):
         return ""
-    return _holder(desk.keys, given, "an API key")
+    return _holder(app_state.api_keys, given, "an API key")
 
 
-def _holder(keys: Keys, given: str, what: str) -> str:
-    holder = keys.holder(given)
+def _holder(keys: ApiKeys, given: str, what: str) -> str:
+    holder = keys.authenticate(given)
     if holder is None:
-        wrong = "The key is not known" if given else f"This needs {what}"
-        raise Fault(401, f"{wrong}: send `Authorization: Bearer KEY`", code="invalid_api_key")
+        wrong = "Invalid API key." if given else f"This endpoint needs {what}."
+        raise ApiError(401, f"{wrong} Send `Authorization: Bearer KEY`.", code="invalid_api_key")
     return holder
 
 
-async def _read(headers: Headers, receive: Receive, desk: Desk) -> bytes:
+async def _read(headers: Headers, receive: Receive, app_state: AppState) -> bytes:
     """Return the body, which must be JSON, not too large, and come in time."""
-    most = desk.settings.body_bytes
+    most = app_state.config.max_body_bytes
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
         raise _too_large(most)
@@ -162,11 +208,11 @@ async def _read(headers: Headers, receive: Receive, desk: Desk) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(desk.settings.body_s):
+        async with asyncio.timeout(app_state.config.body_timeout_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Fault(400, "The body broke off", code="incomplete_body")
+                    raise ApiError(400, "Request body is incomplete.", code="incomplete_body")
                 part = message.get("body", b"")
                 size += len(part)
                 if size > most:
@@ -175,28 +221,29 @@ async def _read(headers: Headers, receive: Receive, desk: Desk) -> bytes:
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
-        limit_s = desk.settings.body_s
-        raise Fault(408, f"The body took longer than {limit_s:g} s", code="slow_body") from None
+        limit_s = app_state.config.body_timeout_s
+        what = f"The body took longer than {limit_s:g} s"
+        raise ApiError(408, what, code="request_timeout") from None
     # Pages of a browser can send other types to any address without asking first.
     if size and kind != "application/json":
-        raise Fault(
+        raise ApiError(
             415,
-            f"The body's type is {kind or 'not told'!r}: send `Content-Type: application/json`",
-            code="wrong_content_type",
+            f"Unsupported Content-Type {kind!r}; use application/json.",
+            code="unsupported_media_type",
         )
     return b"".join(parts)
 
 
-async def _watch(receive: Receive, call: Call) -> None:
+async def _watch(receive: Receive, context: RequestContext) -> None:
     """Break a call off when its client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    call.leave()
+    context.abort_on_disconnect()
 
 
-def _too_large(most: int) -> Fault:
-    return Fault(413, f"The body is larger than {most} bytes", code="body_too_large")
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {most} bytes", code="body_too_large")
 
 
-def _too_long(limit_s: float) -> Fault:
-    return Fault(504, f"The request took longer than {limit_s:g} s", code="timeout")
+def _too_long(limit_s: float) -> ApiError:
+    return ApiError(504, f"The request took longer than {limit_s:g} s", code="timeout")

@@ -4,36 +4,36 @@ from typing import Any
 
 import msgspec
 
-from meshwright.run.serve.server.faults import FaultBody
+from meshwright.run.serve.server.api_errors import ErrorResponse
 
-TEMPLATE = "#/components/schemas/{name}"
+SCHEMA_REF = "#/components/schemas/{name}"
 
 
-class Told(msgspec.Struct, frozen=True):
+class RouteSpec(msgspec.Struct, frozen=True):
     """What the page says of one endpoint."""
 
     method: str
     path: str
     summary: str
-    reply: type | None
-    guarded: bool = True
-    statuses: tuple[int, ...] = ()
+    response_type: type | None
+    requires_key: bool = True
+    error_statuses: tuple[int, ...] = ()
     """Those it may answer with besides 200."""
-    body: type | None = None
-    body_may_lack: bool = False
+    request_type: type | None = None
+    is_body_optional: bool = False
 
 
-def document(endpoints: list[Told], version: str) -> dict[str, Any]:
+def build_openapi_document(endpoints: list[RouteSpec], version: str) -> dict[str, Any]:
     """Return the OpenAPI document of a server."""
-    kinds: list[type] = [FaultBody]
+    kinds: list[type] = [ErrorResponse]
     for told in endpoints:
-        kinds += [kind for kind in (told.body, told.reply) if kind is not None]
+        kinds += [kind for kind in (told.request_type, told.response_type) if kind is not None]
     schemas, components = msgspec.json.schema_components(
-        list(dict.fromkeys(kinds)), ref_template=TEMPLATE
+        list(dict.fromkeys(kinds)), ref_template=SCHEMA_REF
     )
     for schema in components.values():
         if schema.get("additionalProperties") is False:
-            # A field that is not known may be there, where it asks for nothing (`nulls`).
+            # An unknown field may be there, where it is null (`drop_unknown_nulls`).
             schema["additionalProperties"] = {"type": "null"}
     refs = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -50,15 +50,15 @@ def document(endpoints: list[Told], version: str) -> dict[str, Any]:
     }
 
 
-def _operation(told: Told, refs: dict[type, Any]) -> dict[str, Any]:
-    fault = {"application/json": {"schema": refs[FaultBody]}}
+def _operation(told: RouteSpec, refs: dict[type, Any]) -> dict[str, Any]:
+    fault = {"application/json": {"schema": refs[ErrorResponse]}}
     answers: dict[str, Any] = {
-        str(status): {"description": "An error", "content": fault} for status in told.statuses
+        str(status): {"description": "An error", "content": fault} for status in told.error_statuses
     }
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
-    if told.reply is not None:
-        content = {"application/json": {"schema": refs[told.reply]}}
-    if told.body is not None and hasattr(told.body, "stream"):
+    if told.response_type is not None:
+        content = {"application/json": {"schema": refs[told.response_type]}}
+    if told.request_type is not None and hasattr(told.request_type, "stream"):
         content["text/event-stream"] = {}
     answers["200"] = {"description": "The answer", "content": content}
     operation: dict[str, Any] = {
@@ -66,11 +66,11 @@ def _operation(told: Told, refs: dict[type, Any]) -> dict[str, Any]:
         "operationId": told.path.strip("/").replace("/", "_") or "root",
         "responses": answers,
     }
-    if told.body is not None:
+    if told.request_type is not None:
         operation["requestBody"] = {
-            "required": not told.body_may_lack,
-            "content": {"application/json": {"schema": refs[told.body]}},
+            "required": not told.is_body_optional,
+            "content": {"application/json": {"schema": refs[told.request_type]}},
         }
-    if told.guarded:
+    if told.requires_key:
         operation["security"] = [{"key": []}, {}]
     return operation

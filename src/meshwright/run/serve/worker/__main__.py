@@ -2,7 +2,7 @@
 
 import sys
 
-from meshwright.run.serve.worker.process import main
+from meshwright.run.serve.worker.worker_process import main
 
 if __name__ == "__main__":
     main(sys.argv[1])

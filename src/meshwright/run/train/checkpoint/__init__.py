@@ -1,42 +1,44 @@
 """Checkpoints that survive a crash at any byte, load under any layout and run no code.
 
-Checkpoints            saves and loads the state of a run
-CheckpointSettings     when, how, and which ones stay
-CheckpointReader       the same folders for torch's distributed checkpoint
-Found, Loaded, Staged  a checkpoint on the disk, what a load brought back, what a save cost
-CheckpointFailed       a save that did not come to its end
+CheckpointManager     saves and loads the state of a run
+CheckpointConfig      when, how, and which ones stay
+CheckpointReader      the same folders for torch's distributed checkpoint
+SavedCheckpoint       a checkpoint on the disk
+LoadResult            the result of a load
+SaveTiming            the cost of a save
+CheckpointSaveError   a save that did not complete
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.run.train.checkpoint.checkpoints import Checkpoints, Staged
-    from meshwright.run.train.checkpoint.folder import Found
-    from meshwright.run.train.checkpoint.loading import Loaded
-    from meshwright.run.train.checkpoint.reader import CheckpointReader
-    from meshwright.run.train.checkpoint.settings import CheckpointSettings
-    from meshwright.run.train.checkpoint.writing import CheckpointFailed
+    from meshwright.run.train.checkpoint.async_save import CheckpointSaveError
+    from meshwright.run.train.checkpoint.checkpoint_config import CheckpointConfig
+    from meshwright.run.train.checkpoint.checkpoint_folder import SavedCheckpoint
+    from meshwright.run.train.checkpoint.checkpoint_loader import LoadResult
+    from meshwright.run.train.checkpoint.dcp_reader import CheckpointReader
+    from meshwright.run.train.checkpoint.manager import CheckpointManager, SaveTiming
 
-_HOMES = {
-    "CheckpointFailed": "meshwright.run.train.checkpoint.writing",
-    "CheckpointReader": "meshwright.run.train.checkpoint.reader",
-    "CheckpointSettings": "meshwright.run.train.checkpoint.settings",
-    "Checkpoints": "meshwright.run.train.checkpoint.checkpoints",
-    "Found": "meshwright.run.train.checkpoint.folder",
-    "Loaded": "meshwright.run.train.checkpoint.loading",
-    "Staged": "meshwright.run.train.checkpoint.checkpoints",
+_MODULES = {
+    "CheckpointSaveError": "meshwright.run.train.checkpoint.async_save",
+    "CheckpointReader": "meshwright.run.train.checkpoint.dcp_reader",
+    "CheckpointConfig": "meshwright.run.train.checkpoint.checkpoint_config",
+    "CheckpointManager": "meshwright.run.train.checkpoint.manager",
+    "SavedCheckpoint": "meshwright.run.train.checkpoint.checkpoint_folder",
+    "LoadResult": "meshwright.run.train.checkpoint.checkpoint_loader",
+    "SaveTiming": "meshwright.run.train.checkpoint.manager",
 }
 
 __all__ = [
-    "CheckpointFailed",
+    "CheckpointConfig",
+    "CheckpointManager",
     "CheckpointReader",
-    "CheckpointSettings",
-    "Checkpoints",
-    "Found",
-    "Loaded",
-    "Staged",
+    "CheckpointSaveError",
+    "LoadResult",
+    "SaveTiming",
+    "SavedCheckpoint",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

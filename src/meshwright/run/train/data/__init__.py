@@ -1,68 +1,69 @@
 """Data: text to tokens on disk, and tokens on disk to the batch of any step.
 
-text, standard → tokenizer → tokenising   files of text become a folder of shards
-shards, megatron → corpus                 tokenised documents, memory-mapped
-selection → concat | packing | pieces     documents are cut into sequences
-stream, blend → batches → prefetch        the batch of a step, made in the background
+tokenization                           files of text become a folder of shards
+corpus, corpus_loader                  tokenized documents, memory-mapped
+document_split, packing                documents are cut into sequences
+sequence_stream, blend, batch_dataset  the batch of a step
+prefetch                               batches made in the background
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.run.train.data.batch import Batch
-    from meshwright.run.train.data.batches import Batches
-    from meshwright.run.train.data.byte_pairs import train_tokenizer
-    from meshwright.run.train.data.corpus import Corpus
-    from meshwright.run.train.data.megatron import write_megatron
-    from meshwright.run.train.data.opening import open_data
-    from meshwright.run.train.data.prefetch import Loader
-    from meshwright.run.train.data.settings import DataSettings, Source
-    from meshwright.run.train.data.shards import write_shards
-    from meshwright.run.train.data.sources import open_corpus
-    from meshwright.run.train.data.standard import standard_text
-    from meshwright.run.train.data.tokenising import tokenise
-    from meshwright.run.train.data.tokenizer import Tokenizer, open_tokenizer
-    from meshwright.run.train.data.vocabulary import Vocabulary
+    from meshwright.run.train.data.batch import TrainBatch
+    from meshwright.run.train.data.batch_dataset import BatchDataset
+    from meshwright.run.train.data.corpus.corpus import Corpus
+    from meshwright.run.train.data.corpus.megatron_dataset import write_megatron
+    from meshwright.run.train.data.corpus.token_shards import write_token_shards
+    from meshwright.run.train.data.corpus.vocabulary import Vocabulary
+    from meshwright.run.train.data.corpus_loader import open_corpus
+    from meshwright.run.train.data.data_config import DataConfig, DataSource
+    from meshwright.run.train.data.dataset_builder import build_dataset
+    from meshwright.run.train.data.prefetch import PrefetchLoader
+    from meshwright.run.train.data.tokenization.bpe_trainer import train_bpe
+    from meshwright.run.train.data.tokenization.builtin_text import generate_builtin_documents
+    from meshwright.run.train.data.tokenization.corpus_tokenization import tokenize_files
+    from meshwright.run.train.data.tokenization.tokenizer import TextTokenizer, open_tokenizer
 
 _HERE = "meshwright.run.train.data"
-_HOMES = {
-    "Batch": f"{_HERE}.batch",
-    "Batches": f"{_HERE}.batches",
-    "Corpus": f"{_HERE}.corpus",
-    "DataSettings": f"{_HERE}.settings",
-    "Loader": f"{_HERE}.prefetch",
-    "Source": f"{_HERE}.settings",
-    "Tokenizer": f"{_HERE}.tokenizer",
-    "Vocabulary": f"{_HERE}.vocabulary",
-    "open_corpus": f"{_HERE}.sources",
-    "open_data": f"{_HERE}.opening",
-    "open_tokenizer": f"{_HERE}.tokenizer",
-    "standard_text": f"{_HERE}.standard",
-    "tokenise": f"{_HERE}.tokenising",
-    "train_tokenizer": f"{_HERE}.byte_pairs",
-    "write_megatron": f"{_HERE}.megatron",
-    "write_shards": f"{_HERE}.shards",
+_MODULES = {
+    "TrainBatch": "meshwright.run.train.data.batch",
+    "BatchDataset": "meshwright.run.train.data.batch_dataset",
+    "Corpus": "meshwright.run.train.data.corpus.corpus",
+    "DataConfig": "meshwright.run.train.data.data_config",
+    "PrefetchLoader": "meshwright.run.train.data.prefetch",
+    "DataSource": "meshwright.run.train.data.data_config",
+    "TextTokenizer": "meshwright.run.train.data.tokenization.tokenizer",
+    "Vocabulary": "meshwright.run.train.data.corpus.vocabulary",
+    "open_corpus": "meshwright.run.train.data.corpus_loader",
+    "build_dataset": "meshwright.run.train.data.dataset_builder",
+    "open_tokenizer": "meshwright.run.train.data.tokenization.tokenizer",
+    "generate_builtin_documents": "meshwright.run.train.data.tokenization.builtin_text",
+    "tokenize_files": "meshwright.run.train.data.tokenization.corpus_tokenization",
+    "train_bpe": "meshwright.run.train.data.tokenization.bpe_trainer",
+    "write_megatron": "meshwright.run.train.data.corpus.megatron_dataset",
+    "write_token_shards": "meshwright.run.train.data.corpus.token_shards",
 }
 
 __all__ = [
-    "Batch",
-    "Batches",
+    "BatchDataset",
     "Corpus",
-    "DataSettings",
-    "Loader",
-    "Source",
-    "Tokenizer",
+    "DataConfig",
+    "DataSource",
+    "PrefetchLoader",
+    "TextTokenizer",
+    "TrainBatch",
     "Vocabulary",
+    "build_dataset",
+    "generate_builtin_documents",
     "open_corpus",
-    "open_data",
     "open_tokenizer",
-    "standard_text",
-    "tokenise",
-    "train_tokenizer",
+    "tokenize_files",
+    "train_bpe",
     "write_megatron",
-    "write_shards",
+    "write_token_shards",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

@@ -15,18 +15,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.run.train.data.corpus import Ints
+from meshwright.run.train.data.corpus.corpus import Ints
 
-LONGEST_PERIOD = 1 << 16
+MAX_PERIOD = 1 << 16
 """Weights that need no longer period than this are met exactly, others to one part in it."""
 
 
-class Drawn(NamedTuple):
+class BlendSlice(NamedTuple):
     """For a stretch of a blend."""
 
     source: Ints
     """Number of the source of each sequence."""
-    place: Ints
+    source_index: Ints
     """How many sequences of the same source came before, from the start of the run."""
 
 
@@ -34,7 +34,7 @@ class Blend:
     """The endless row of sources."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self.quotas: Ints = np.array(quotas(weights), np.int64)
+        self.quotas: Ints = np.array(compute_integer_quotas(weights), np.int64)
         self.period = int(self.quotas.sum())
         source = np.repeat(np.arange(len(weights)), self.quotas)
         first = np.repeat(np.cumsum(self.quotas) - self.quotas, self.quotas)
@@ -44,14 +44,14 @@ class Blend:
         self._source: NDArray[np.int64] = source[order]
         self._before: NDArray[np.int64] = before[order]
 
-    def drawn(self, numbers: Ints) -> Drawn:
+    def select_sources(self, numbers: Ints) -> BlendSlice:
         """Return the source of each sequence of the row, and its place in that source."""
         times, inside = np.divmod(numbers, self.period)
         source = self._source[inside]
-        return Drawn(source, times * self.quotas[source] + self._before[inside])
+        return BlendSlice(source, times * self.quotas[source] + self._before[inside])
 
 
-def quotas(weights: Sequence[float]) -> list[int]:
+def compute_integer_quotas(weights: Sequence[float]) -> list[int]:
     """Return whole numbers in the proportion of the weights, none of them zero."""
     assert weights
     assert all(weight > 0 and math.isfinite(weight) for weight in weights)
@@ -60,9 +60,9 @@ def quotas(weights: Sequence[float]) -> list[int]:
     whole = sum(exact)
     shares = [weight / whole for weight in exact]
     period = math.lcm(*(share.denominator for share in shares))
-    if period <= LONGEST_PERIOD:
+    if period <= MAX_PERIOD:
         return [int(share * period) for share in shares]
-    return _apportioned(shares, max(LONGEST_PERIOD, 2 * len(shares)))
+    return _apportioned(shares, max(MAX_PERIOD, 2 * len(shares)))
 
 
 def _apportioned(shares: list[Fraction], period: int) -> list[int]:

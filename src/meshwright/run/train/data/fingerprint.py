@@ -3,7 +3,7 @@
 import hashlib
 
 
-def fingerprint(*parts: bytes | str | int) -> str:
+def compute_fingerprint(*parts: bytes | str | int) -> str:
     """Return a hash of parts; where one ends and the next begins counts too."""
     made = hashlib.blake2b(digest_size=16)
     for part in parts:

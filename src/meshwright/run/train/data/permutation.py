@@ -1,4 +1,4 @@
-"""A keyed shuffle that needs no memory: place `i` of `n` goes to `shuffled([i], n, key)`.
+"""A keyed shuffle that needs no memory: place `i` of `n` goes to `permute_indices([i], n, key)`.
 
 A Feistel network over pairs (x, y) with x < a and y < b, where a·b is the first such product from
 `n` up (a = ⌈√n⌉), so that almost no place falls outside and has to walk on ("cycle walking":
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 ROUNDS = 6
-MOST = 1 << 62
+MAX_ELEMENTS = 1 << 62
 """Places up to which the halves, and a hash times a half, fit 64 bits."""
 _CHUNK = 1 << 15
 """Places shuffled at a time: the six arrays of one chunk stay in the second-level cache."""
@@ -29,16 +29,16 @@ _HALF = np.uint64(32)
 _FOLD = np.uint64(29)
 
 
-def key_of(*parts: object) -> tuple[int, ...]:
+def make_permutation_key(*parts: object) -> tuple[int, ...]:
     """Make the round keys from whatever names the shuffle: a seed, a purpose, an epoch."""
     text = "\x1f".join(str(part) for part in parts).encode()
     digest = hashlib.blake2b(text, digest_size=8 * ROUNDS).digest()
     return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 8 * ROUNDS, 8))
 
 
-def shuffled(places: Places, count: int, key: Sequence[int]) -> Places:
+def permute_indices(places: Indices, count: int, key: Sequence[int]) -> Indices:
     """Return where each place from 0 up to `count` goes; no two go to the same."""
-    assert 0 < count < MOST
+    assert 0 < count < MAX_ELEMENTS
     if places.size <= _CHUNK:
         return _shuffled(places, count, key)
     found = np.empty(places.shape, np.int64)
@@ -47,7 +47,7 @@ def shuffled(places: Places, count: int, key: Sequence[int]) -> Places:
     return found
 
 
-def _shuffled(places: Places, count: int, key: Sequence[int]) -> Places:
+def _shuffled(places: Indices, count: int, key: Sequence[int]) -> Indices:
     width = math.isqrt(count - 1) + 1
     height = -(-count // width)
     found = _rounds(places.astype(np.uint64), width, height, key)

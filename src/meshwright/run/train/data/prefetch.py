@@ -18,44 +18,44 @@ from typing import Protocol
 
 import torch
 
-from meshwright.run.train.data.batch import Batch, Buffers
+from meshwright.run.train.data.batch import BatchBuffers, TrainBatch
 
 _LAST_WORDS_S = 5.0
 """How long a thread is waited for: one that hangs in a dead file system dies with the process."""
 
 
-class Make(Protocol):
+class BatchFactory(Protocol):
     """Makes the batch of a step."""
 
-    def __call__(self, step: int, into: Buffers | None = None) -> Batch:
+    def __call__(self, step: int, into: BatchBuffers | None = None) -> TrainBatch:
         """Return the batch, made in given memory or in new."""
 
 
-class Memory(Protocol):
+class BufferFactory(Protocol):
     """Makes memory for a batch."""
 
-    def __call__(self, *, pinned: bool = False) -> Buffers:
+    def __call__(self, *, pinned: bool = False) -> BatchBuffers:
         """Return it."""
 
 
-class Copy(Protocol):
+class DeviceCopy(Protocol):
     """A copy on its way to a device."""
 
     def synchronize(self) -> None:
         """Wait until it has ended."""
 
 
-class Sender(Protocol):
+class DeviceSender(Protocol):
     """Sends batches to a device out of memory that is used again."""
 
     pinned: bool
     """Whether that memory must be pinned."""
 
-    def send(self, batch: Batch) -> tuple[Batch, Copy]:
+    def send(self, batch: TrainBatch) -> tuple[TrainBatch, DeviceCopy]:
         """Begin to copy a batch, and return it as it will be there."""
 
 
-class ToGpu:
+class CudaSender:
     """Queues copies on the current stream of the thread that asks for the batch."""
 
     pinned = True
@@ -63,7 +63,7 @@ class ToGpu:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def send(self, batch: Batch) -> tuple[Batch, Copy]:
+    def send(self, batch: TrainBatch) -> tuple[TrainBatch, DeviceCopy]:
         """Queue the copy; work queued after it finds the batch there."""
         moved = batch.to(self._device, non_blocking=True)
         ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -74,9 +74,9 @@ class ToGpu:
 class _Slot:
     """Memory of one batch, and the copy that may still read from it."""
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: BatchBuffers) -> None:
         self.buffers = buffers
-        self.copy: Copy | None = None
+        self.copy: DeviceCopy | None = None
 
     def wait(self) -> None:
         """Wait until the last copy out of this memory has ended."""
@@ -93,7 +93,7 @@ class _Shared:
         self.next_taken = first
         self.until = until
         self.ahead = ahead
-        self.ready: dict[int, tuple[Batch, _Slot | None] | BaseException] = {}
+        self.ready: dict[int, tuple[TrainBatch, _Slot | None] | BaseException] = {}
         self.slots = slots
         self.reuses = bool(slots)
         self.closed = False
@@ -106,7 +106,7 @@ class _Shared:
         return room and self.next_made < self.next_taken + self.ahead
 
 
-def _work(shared: _Shared, make: Make) -> None:
+def _work(shared: _Shared, make: BatchFactory) -> None:
     """Make one step after the other until the loader is closed."""
     while True:
         with shared.changed:
@@ -117,7 +117,7 @@ def _work(shared: _Shared, make: Make) -> None:
             step = shared.next_made
             shared.next_made += 1
             slot = shared.slots.pop() if shared.reuses else None
-        made: tuple[Batch, _Slot | None] | BaseException
+        made: tuple[TrainBatch, _Slot | None] | BaseException
         try:
             if slot is not None:
                 slot.wait()
@@ -135,7 +135,7 @@ def _close(shared: _Shared) -> None:
         shared.changed.notify_all()
 
 
-class Loader:
+class PrefetchLoader:
     """An iterator over batches on a device."""
 
     wait_s: float
@@ -145,12 +145,12 @@ class Loader:
 
     def __init__(
         self,
-        make: Make,
-        memory: Memory,
+        make: BatchFactory,
+        memory: BufferFactory,
         *,
         first: int = 0,
         until: int | None = None,
-        sender: Sender | None = None,
+        sender: DeviceSender | None = None,
         ahead: int = 4,
         workers: int = 1,
     ) -> None:
@@ -172,10 +172,10 @@ class Loader:
             thread.start()
         self._finalizer = weakref.finalize(self, _close, self._shared)
 
-    def __iter__(self) -> "Loader":
+    def __iter__(self) -> "PrefetchLoader":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> TrainBatch:
         made = self._take()
         if isinstance(made, BaseException):
             self.close()
@@ -190,7 +190,7 @@ class Loader:
             shared.changed.notify_all()
         return moved
 
-    def _take(self) -> tuple[Batch, _Slot | None] | BaseException:
+    def _take(self) -> tuple[TrainBatch, _Slot | None] | BaseException:
         shared = self._shared
         began = time.perf_counter()
         with shared.changed:
@@ -217,7 +217,7 @@ class Loader:
             if thread is not threading.current_thread():
                 thread.join(_LAST_WORDS_S)
 
-    def __enter__(self) -> "Loader":
+    def __enter__(self) -> "PrefetchLoader":
         return self
 
     def __exit__(

@@ -1,38 +1,42 @@
 """Optimizers: AdamW, Muon, Lion and SGD, their schedules, and what guards a step.
 
-make_optimizer      builds the optimizer that a layout names
-Optimizer           updates parameters; its state is plain tensors by name
-OptimizerSettings   the table `[optimizer]` of a job
-learning_rate       the schedule, a pure function of the step
-matrix_parts        how the parameters of a decoder are cut into matrices, for Muon
+make_optimizer             builds the optimizer that a layout names
+Optimizer                  updates parameters; its state is plain tensors by name
+OptimizerConfig            the table `[optimizer]` of a job
+compute_learning_rate      the schedule, a pure function of the step
+list_stacked_matrix_rows   the matrices that a decoder's parameters stack, for Muon
 """
 
 from typing import TYPE_CHECKING
 
-from meshwright.lazy import lazy_names
+from meshwright.lazy_imports import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from meshwright.run.train.optimizer.optimizer import Optimizer, StepReport, make_optimizer
-    from meshwright.run.train.optimizer.parts import matrix_parts
-    from meshwright.run.train.optimizer.schedule import learning_rate
-    from meshwright.run.train.optimizer.settings import OptimizerSettings
+    from meshwright.run.train.optimizer.lr_schedule import compute_learning_rate
+    from meshwright.run.train.optimizer.optimizer import (
+        Optimizer,
+        OptimizerStepReport,
+        make_optimizer,
+    )
+    from meshwright.run.train.optimizer.optimizer_config import OptimizerConfig
+    from meshwright.run.train.optimizer.stacked_matrices import list_stacked_matrix_rows
 
-_HOMES = {
+_MODULES = {
     "Optimizer": "meshwright.run.train.optimizer.optimizer",
-    "OptimizerSettings": "meshwright.run.train.optimizer.settings",
-    "StepReport": "meshwright.run.train.optimizer.optimizer",
-    "learning_rate": "meshwright.run.train.optimizer.schedule",
+    "OptimizerConfig": "meshwright.run.train.optimizer.optimizer_config",
+    "OptimizerStepReport": "meshwright.run.train.optimizer.optimizer",
+    "compute_learning_rate": "meshwright.run.train.optimizer.lr_schedule",
     "make_optimizer": "meshwright.run.train.optimizer.optimizer",
-    "matrix_parts": "meshwright.run.train.optimizer.parts",
+    "list_stacked_matrix_rows": "meshwright.run.train.optimizer.stacked_matrices",
 }
 
 __all__ = [
     "Optimizer",
-    "OptimizerSettings",
-    "StepReport",
-    "learning_rate",
+    "OptimizerConfig",
+    "OptimizerStepReport",
+    "compute_learning_rate",
+    "list_stacked_matrix_rows",
     "make_optimizer",
-    "matrix_parts",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = make_lazy_getattr(__name__, _MODULES)

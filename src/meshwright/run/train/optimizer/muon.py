@@ -18,15 +18,15 @@ from typing import Protocol
 
 import torch
 
-from meshwright.run.train.optimizer.settings import MuonScale
+from meshwright.run.train.optimizer.optimizer_config import MuonScale
 
-QUINTIC = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Chosen for the steepest slope at 0, not for convergence to 1."""
 BATCH_BYTES = 256 << 20
 """Most bytes of matrices under way at a time; the products need about three times this."""
 
 
-class Matrices(Protocol):
+class MatrixGather(Protocol):
     """Parameters of which ranks hold parts, made whole one by one."""
 
     def __call__(
@@ -36,7 +36,7 @@ class Matrices(Protocol):
 
 
 @torch.no_grad()
-def orthogonalise_(
+def orthogonalize_(
     directions: Sequence[torch.Tensor],
     parts: Sequence[tuple[int, ...]],
     *,
@@ -52,7 +52,7 @@ def orthogonalise_(
         key=lambda matrix: matrix.shape[-2:],
     )
     for shape, alike in groupby(matrices, key=lambda matrix: matrix.shape[-2:]):
-        size = step_size(shape, scale)
+        size = compute_muon_scale(shape, scale)
         for batch in _batches(alike):
             orthogonal = newton_schulz(torch.cat([each.bfloat16() for each in batch]), steps)
             pieces = torch.split(orthogonal, [len(each) for each in batch])
@@ -62,7 +62,7 @@ def orthogonalise_(
 
 def newton_schulz(x_NRC: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """Return matrices with the singular vectors of the given ones and singular values near 1."""
-    a, b, c = QUINTIC
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     tall = x_NRC.shape[-2] > x_NRC.shape[-1]
     x = x_NRC.bfloat16()
     x = x.mT if tall else x
@@ -73,7 +73,7 @@ def newton_schulz(x_NRC: torch.Tensor, steps: int = 5) -> torch.Tensor:
     return x.mT if tall else x
 
 
-def step_size(shape: Sequence[int], scale: MuonScale) -> float:
+def compute_muon_scale(shape: Sequence[int], scale: MuonScale) -> float:
     """Return what Muon's step for a matrix of this shape is multiplied by."""
     rows, columns = shape[-2:]
     if scale == "match-adamw":

@@ -11,63 +11,67 @@ from typing import NamedTuple
 import torch
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.kernels.adamw import FusedUpdate
-from meshwright.run.kernels.gradient_norm import GradientNorm, gradient_norm
-from meshwright.run.kernels.language import Backend
-from meshwright.run.kernels.optimizer_tensors import Pace, Rule, pace
-from meshwright.run.kernels.tensor_list import TensorList
-from meshwright.run.train.optimizer.average import WeightAverage
-from meshwright.run.train.optimizer.clipping import readiness
-from meshwright.run.train.optimizer.groups import treatment
-from meshwright.run.train.optimizer.loss_scale import LossScale
-from meshwright.run.train.optimizer.muon import Matrices, orthogonalise_
-from meshwright.run.train.optimizer.precision import state_formats
-from meshwright.run.train.optimizer.schedule import learning_rate
-from meshwright.run.train.optimizer.settings import OptimizerSettings
-from meshwright.run.train.optimizer.state import ParameterState, listed
+from meshwright.run.kernels.optimizer.fused_update import FusedOptimizerUpdate
+from meshwright.run.kernels.optimizer.grad_norm import GradNorm, compute_grad_norm
+from meshwright.run.kernels.optimizer.multi_tensor import TensorList
+from meshwright.run.kernels.optimizer.update_inputs import (
+    StepScalars,
+    UpdateRule,
+    make_step_scalars,
+)
+from meshwright.run.kernels.triton_compat import KernelBackend
+from meshwright.run.train.optimizer.ema import WeightEMA
+from meshwright.run.train.optimizer.grad_scaler import DynamicGradScaler, compute_clip_scale
+from meshwright.run.train.optimizer.lr_schedule import compute_learning_rate
+from meshwright.run.train.optimizer.muon import MatrixGather, orthogonalize_
+from meshwright.run.train.optimizer.optimizer_config import OptimizerConfig
+from meshwright.run.train.optimizer.param_groups import get_param_options
+from meshwright.run.train.optimizer.param_state import ParameterState, make_optimizer_tensors
+from meshwright.run.train.optimizer.state_dtypes import get_state_dtypes
 from meshwright.spec.layout import Layout
 
 
-class StepReport(NamedTuple):
+class OptimizerStepReport(NamedTuple):
     """What a step found; reading it waits for the device."""
 
-    norm: torch.Tensor
+    grad_norm: torch.Tensor
     """float32 scalar: length of the gradients before clipping."""
-    nonfinite: torch.Tensor
+    nonfinite_count: torch.Tensor
     """int64 scalar: how many of their elements are infinite or NaN."""
-    skipped: torch.Tensor
+    is_skipped: torch.Tensor
     """bool scalar: whether nothing was updated, as a gradient was not finite."""
 
 
 def make_optimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
     layout: Layout,
-    settings: OptimizerSettings,
+    settings: OptimizerConfig,
     *,
     total_steps: int,
     seed: int = 0,
     parts: Mapping[str, tuple[int, ...]] | None = None,
-    matrices: Matrices | None = None,
-    backend: Backend = "auto",
+    matrices: MatrixGather | None = None,
+    backend: KernelBackend = "auto",
 ) -> "Optimizer":
     """Return the optimizer a layout names for all parameters that want gradients.
 
     Autograd is told to accumulate gradients in the layout's format. `parts` has the rows of each
-    matrix in parameters that stack several, for Muon (`matrix_parts` knows them of a decoder);
-    `matrices` makes whole what it works on, where ranks hold parts.
+    matrix in parameters that stack several, for Muon (`list_stacked_matrix_rows` knows them of a
+    decoder); `matrices` makes whole what it works on, where ranks hold parts.
     """
-    formats = state_formats(layout)
+    formats = get_state_dtypes(layout)
     rules = _rules(layout, settings)
     states = []
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
         parameter.grad_dtype = formats.gradients
-        treated = treatment(name, parameter, settings, muon=layout.optimizer == "muon")
-        rule = rules.direction if treated.by_muon else rules.elementwise
-        states.append(ParameterState.new(name, parameter, treated, formats, rule.moments))
+        treated = get_param_options(name, parameter, settings, muon=layout.optimizer == "muon")
+        rule = rules.direction if treated.use_muon else rules.elementwise
+        states.append(ParameterState.create(name, parameter, treated, formats, rule.num_moments))
     if not states:
-        raise InputError([Problem("parameters", "none of them wants a gradient", "train some")])
+        fix = "set requires_grad on some of them"
+        raise InputError([Problem("parameters", "no trainable parameters", fix)])
     return Optimizer(
         states,
         rules,
@@ -87,32 +91,39 @@ class Optimizer:
     def __init__(
         self,
         states: Sequence[ParameterState],
-        rules: "Rules",
-        settings: OptimizerSettings,
+        update_rules: "UpdateRules",
+        config: OptimizerConfig,
         *,
         total_steps: int,
         seed: int,
         loss_scaled: bool,
         parts: Mapping[str, tuple[int, ...]],
-        matrices: Matrices | None,
-        backend: Backend,
+        matrices: MatrixGather | None,
+        backend: KernelBackend,
     ) -> None:
         device = states[0].parameter.device
-        self.settings, self.rules, self.total_steps, self.seed = settings, rules, total_steps, seed
+        self.config, self.update_rules, self.total_steps, self.seed = (
+            config,
+            update_rules,
+            total_steps,
+            seed,
+        )
         self.states = {each.name: each for each in states}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.loss_scale = LossScale.start(settings.loss_scale, device) if loss_scaled else None
-        self.average = None
-        if settings.average is not None:
-            self.average = WeightAverage(
-                states, settings.average, settings.average_precision, seed=seed, backend=backend
+        self.grad_scaler = (
+            DynamicGradScaler.create(config.grad_scaler, device) if loss_scaled else None
+        )
+        self.ema = None
+        if config.ema_decay is not None:
+            self.ema = WeightEMA(
+                states, config.ema_decay, config.ema_dtype, seed=seed, backend=backend
             )
         self._parts, self._matrices, self._backend = parts, matrices, backend
         self._bound: _Bound | None = None
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        return learning_rate(step, self.total_steps, self.settings)
+        return compute_learning_rate(step, self.total_steps, self.config)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients that backward left at the parameters."""
@@ -130,9 +141,9 @@ class Optimizer:
         lr: float,
         *,
         grad_scale: torch.Tensor | None = None,
-        norm: GradientNorm | None = None,
+        norm: GradNorm | None = None,
         gradients: Mapping[str, torch.Tensor] | None = None,
-    ) -> StepReport:
+    ) -> OptimizerStepReport:
         """Update every parameter that has a gradient; those without one stay.
 
         `grad_scale` turns gradients into those of the loss, such as 1 / tokens; loss scaling is
@@ -143,51 +154,57 @@ class Optimizer:
         gradients = self.gradients() if gradients is None else gradients
         bound = self._bind(gradients)
         if norm is None:
-            norm = gradient_norm(bound.all_gradients, backend=self._backend)
-        if self.loss_scale is not None:
-            unscale = 1 / self.loss_scale.scale
+            norm = compute_grad_norm(bound.all_gradients, backend=self._backend)
+        if self.grad_scaler is not None:
+            unscale = 1 / self.grad_scaler.scale
             grad_scale = unscale if grad_scale is None else grad_scale * unscale
-        ready = readiness(norm.norm, grad_scale, self.settings.clip)
-        self.steps.add_(ready.go)
-        if self.loss_scale is not None:
-            self.loss_scale.update_(ready.go)
+        ready = compute_clip_scale(norm.norm, grad_scale, self.config.clip_grad)
+        self.steps.add_(ready.is_finite)
+        if self.grad_scaler is not None:
+            self.grad_scaler.update_(ready.is_finite)
 
-        now = pace(self.steps, lr, self.rules.elementwise, grad_scale=ready.grad_scale, go=ready.go)
+        now = make_step_scalars(
+            self.steps,
+            lr,
+            self.update_rules.elementwise,
+            grad_scale=ready.grad_scale,
+            apply_update=ready.is_finite,
+        )
         self._find_directions(bound.buckets, gradients, now)
         for bucket in bound.buckets:
             self._update(bucket, [gradients[name] for name in bucket.names], now)
-        if self.average is not None:
-            self.average.update_(now)
+        if self.ema is not None:
+            self.ema.update_(now)
         # Gradients are the parameters': their memory is free for forward once those drop them.
-        self._bound = bound._replace(all_gradients=bound.all_gradients.letting_go())
-        return StepReport(ready.norm, norm.nonfinite, ~ready.go)
+        self._bound = bound._replace(all_gradients=bound.all_gradients.release())
+        return OptimizerStepReport(ready.grad_norm, norm.nonfinite_count, ~ready.is_finite)
 
-    def kept(self) -> Iterator[torch.Tensor]:
+    def iter_state_tensors(self) -> Iterator[torch.Tensor]:
         """Yield all that is kept for parameters, and grows with them: masters, moments, averages.
 
-        Who moves these calls `let_go` before.
+        Who moves these calls `release_tensors` before.
         """
         for each in self.states.values():
-            yield from (value for _, value in each.tensors())
-        if self.average is not None:
-            yield from self.average.averages.values()
+            yield from (value for _, value in each.named_tensors())
+        if self.ema is not None:
+            yield from self.ema.ema_tensors.values()
 
-    def let_go(self) -> None:
+    def release_tensors(self) -> None:
         """Hold no address of any tensor until the next step, which looks them up anew."""
         self._bound = None
-        if self.average is not None:
-            self.average.let_go()
+        if self.ema is not None:
+            self.ema.release_tensors()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return everything that has to be saved: the tensors themselves, not copies."""
         state = {"steps": self.steps}
         for each in self.states.values():
-            state.update(each.tensors())
-        if self.loss_scale is not None:
-            state["loss_scale"] = self.loss_scale.scale
-            state["loss_scale_sound_steps"] = self.loss_scale.sound_steps
-        if self.average is not None:
-            state |= {f"average.{name}": value for name, value in self.average.averages.items()}
+            state.update(each.named_tensors())
+        if self.grad_scaler is not None:
+            state["loss_scale"] = self.grad_scaler.scale
+            state["loss_scale_sound_steps"] = self.grad_scaler.good_steps
+        if self.ema is not None:
+            state |= {f"average.{name}": value for name, value in self.ema.ema_tensors.items()}
         return state
 
     @torch.no_grad()
@@ -211,7 +228,7 @@ class Optimizer:
             tensor.copy_(saved[name])
 
     def _find_directions(
-        self, buckets: Sequence["_Bucket"], gradients: Mapping[str, torch.Tensor], now: Pace
+        self, buckets: Sequence["_Bucket"], gradients: Mapping[str, torch.Tensor], now: StepScalars
     ) -> None:
         """Turn the gradients of matrices into Muon's steps, where it updates any."""
         mine: dict[str, torch.Tensor] = {}
@@ -226,19 +243,19 @@ class Optimizer:
             self._orthogonalise(mine)
 
     def _orthogonalise(self, directions: Mapping[str, torch.Tensor]) -> None:
-        orthogonalise_(
+        orthogonalize_(
             list(directions.values()),
             [self._parts.get(name, ()) for name in directions],
-            scale=self.settings.muon_scale,
-            steps=self.settings.muon_steps,
+            scale=self.config.muon_scale,
+            steps=self.config.muon_ns_steps,
         )
 
-    def _update(self, bucket: "_Bucket", gradients: list[torch.Tensor], now: Pace) -> None:
+    def _update(self, bucket: "_Bucket", gradients: list[torch.Tensor], now: StepScalars) -> None:
         if bucket.direction is not None:
             # What gradients were multiplied by went into the momentum, and so did clipping.
-            plain = torch.ones_like(now.numbers)
-            plain[0], plain[2] = now.numbers[0], now.numbers[2]
-            now = Pace(now.step, plain)
+            plain = torch.ones_like(now.scalars)
+            plain[0], plain[2] = now.scalars[0], now.scalars[2]
+            now = StepScalars(now.step, plain)
         bucket.update(gradients, now)
 
     def _bind(self, gradients: Mapping[str, torch.Tensor]) -> "_Bound":
@@ -247,7 +264,7 @@ class Optimizer:
         if self._bound is None or self._bound.named != named:
             self._bound = self._sorted(named, gradients)
         held = [gradients[name] for name, _ in named]
-        renewed = self._bound.all_gradients.pointing_at(held)
+        renewed = self._bound.all_gradients.repoint(held)
         self._bound = self._bound._replace(all_gradients=renewed)
         return self._bound
 
@@ -262,44 +279,52 @@ class Optimizer:
         for name, kind in named:
             state = self.states[name]
             # Parts with gaps go by themselves: looking up where their elements stand takes longer.
-            key = (state.treatment.by_muon, state.parameter.dtype, kind, state.places.is_run)
+            key = (
+                state.param_options.use_muon,
+                state.parameter.dtype,
+                kind,
+                state.global_index_map.is_contiguous,
+            )
             alike.setdefault(key, []).append(state)
         buckets = tuple(
-            _bucket(states, self.rules, self.seed, self._backend) for states in alike.values()
+            _bucket(states, self.update_rules, self.seed, self._backend)
+            for states in alike.values()
         )
-        return _Bound(named, buckets, TensorList.of([gradients[name] for name, _ in named]))
+        return _Bound(
+            named, buckets, TensorList.from_tensors([gradients[name] for name, _ in named])
+        )
 
 
 _OTHER = "resume with the optimizer, layout precisions and model of the saved run"
 
 
-class Rules(NamedTuple):
+class UpdateRules(NamedTuple):
     """The rules of an optimizer."""
 
-    elementwise: Rule
-    direction: Rule
+    elementwise: UpdateRule
+    direction: UpdateRule
     """Muon's momentum; matrices under Muon follow it instead."""
 
 
-def _rules(layout: Layout, settings: OptimizerSettings) -> Rules:
-    direction = Rule("direction", beta1=settings.momentum, nesterov=settings.nesterov)
+def _rules(layout: Layout, settings: OptimizerConfig) -> UpdateRules:
+    direction = UpdateRule("direction", beta1=settings.momentum, nesterov=settings.nesterov)
     match layout.optimizer:
         case "adamw" | "muon":
             betas = settings.betas or (0.9, 0.95)
-            return Rules(Rule("adamw", *betas, settings.eps), direction)
+            return UpdateRules(UpdateRule("adamw", *betas, settings.eps), direction)
         case "lion":
-            return Rules(Rule("lion", *(settings.betas or (0.9, 0.99))), direction)
+            return UpdateRules(UpdateRule("lion", *(settings.betas or (0.9, 0.99))), direction)
         case "sgd":
-            rule = Rule("sgd", beta1=settings.momentum, nesterov=settings.nesterov)
-            return Rules(rule, direction)
+            rule = UpdateRule("sgd", beta1=settings.momentum, nesterov=settings.nesterov)
+            return UpdateRules(rule, direction)
 
 
 class _Bucket(NamedTuple):
     """Parameters that one launch updates."""
 
     names: tuple[str, ...]
-    update: FusedUpdate
-    direction: FusedUpdate | None
+    update: FusedOptimizerUpdate
+    direction: FusedOptimizerUpdate | None
     """What comes before it under Muon."""
 
 
@@ -311,11 +336,19 @@ class _Bound(NamedTuple):
     all_gradients: TensorList
 
 
-def _bucket(states: Sequence[ParameterState], rules: Rules, seed: int, backend: Backend) -> _Bucket:
+def _bucket(
+    states: Sequence[ParameterState], rules: UpdateRules, seed: int, backend: KernelBackend
+) -> _Bucket:
     names = tuple(each.name for each in states)
-    if not states[0].treatment.by_muon:
-        tensors = listed(states, rules.elementwise.moments, seed)
-        return _Bucket(names, FusedUpdate(tensors, rules.elementwise, backend=backend), None)
-    apply = FusedUpdate(listed(states, 0, seed), Rule("apply"), backend=backend)
-    momentum = FusedUpdate(listed(states, 1, seed), rules.direction, backend=backend)
+    if not states[0].param_options.use_muon:
+        tensors = make_optimizer_tensors(states, rules.elementwise.num_moments, seed)
+        return _Bucket(
+            names, FusedOptimizerUpdate(tensors, rules.elementwise, backend=backend), None
+        )
+    apply = FusedOptimizerUpdate(
+        make_optimizer_tensors(states, 0, seed), UpdateRule("apply"), backend=backend
+    )
+    momentum = FusedOptimizerUpdate(
+        make_optimizer_tensors(states, 1, seed), rules.direction, backend=backend
+    )
     return _Bucket(names, apply, momentum)

@@ -1,5 +1,5 @@
 """DeepSpeed: the JSON configuration."""
 
-from meshwright.spec.bridge.deepspeed.config import export, import_
+from meshwright.spec.bridge.deepspeed.ds_config import export_config, import_config
 
-__all__ = ["export", "import_"]
+__all__ = ["export_config", "import_config"]

@@ -1,5 +1,5 @@
 """FSDP2: PyTorch's fully_shard."""
 
-from meshwright.spec.bridge.fsdp2.snippet import export, import_
+from meshwright.spec.bridge.fsdp2.snippet import export_config, import_config
 
-__all__ = ["export", "import_"]
+__all__ = ["export_config", "import_config"]

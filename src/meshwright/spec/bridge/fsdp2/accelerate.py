@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bridge.fsdp2.layout import HOST_STATES
-from meshwright.spec.bridge.kind import Wanted, read_table
-from meshwright.spec.bridge.report import read_layout
-from meshwright.spec.bridge.results import Imported
-from meshwright.spec.bridge.settings import Settings, flatten, sort_out
-from meshwright.spec.layout.kinds import Precision
+from meshwright.spec.bridge.export_report import read_layout
+from meshwright.spec.bridge.format_detection import ExpectedFormat, read_table
+from meshwright.spec.bridge.framework_bridge import ImportedConfig
+from meshwright.spec.bridge.framework_config import FrameworkConfig, classify_unread, flatten
+from meshwright.spec.bridge.fsdp2.fully_shard_config import HOST_STATES
+from meshwright.spec.layout.choices import Precision
 from meshwright.spec.layout.layout import Layout
 
 _KEYS = """
@@ -34,7 +34,9 @@ IGNORED = re.compile(
     r"machine_rank|main_\w+|num_machines|rdzv_\w+|same_network|tpu_\w+|use_cpu|gpu_ids|"
     r"dynamo_config.*|fsdp_config\.\w+|parallelism_config\.\w+|fp8_config.*)"
 )
-WANTED = Wanted("fsdp2", "FSDP2 settings", "give Accelerate's YAML with an fsdp_config")
+EXPECTED_FORMAT = ExpectedFormat(
+    "fsdp2", "FSDP2 settings", "give Accelerate's YAML with an fsdp_config"
+)
 _OTHERS = {
     "DEEPSPEED": "import DeepSpeed's JSON with --from deepspeed",
     "MEGATRON_LM": "import Megatron-LM's flags with --from megatron",
@@ -58,53 +60,53 @@ _STRATEGIES = {
 }
 
 
-def is_config(given: str | Mapping[str, Any]) -> bool:
+def is_accelerate_config(given: str | Mapping[str, Any]) -> bool:
     """Tell whether this is Accelerate's file rather than a snippet."""
     if isinstance(given, Mapping):
         return "fsdp_config" in given or "distributed_type" in given
     return re.search(r"(?m)^\s*\"?(?:fsdp_config|distributed_type)\"?\s*:", given) is not None
 
 
-def import_(given: str | Mapping[str, Any], *, gpus: int | None = None) -> Imported:
+def import_config(given: str | Mapping[str, Any], *, gpus: int | None = None) -> ImportedConfig:
     """Read a configuration; it holds no model."""
-    data = read_table(given, ".yaml", "config", WANTED)
+    data = read_table(given, ".yaml", "config", EXPECTED_FORMAT)
     engine = str(data.get("distributed_type", "FSDP")).upper()
     if engine in _OTHERS and "fsdp_config" not in data:
         what = f"{engine} is set up there, not FSDP2"
         raise InputError([Problem("distributed_type", what, _OTHERS[engine])])
     flat = flatten(data)
-    settings = Settings(flat, KEYS)
-    found = sort_out(flat, settings, IGNORED, "Accelerate key", cutoff=0.9, real=frozenset())
+    settings = FrameworkConfig(flat, KEYS)
+    found = classify_unread(flat, settings, IGNORED, "Accelerate key", cutoff=0.9, real=frozenset())
     layout = _read(settings, gpus)
-    return Imported(layout=layout, ignored=found.ignored, unknown=tuple(settings.notes))
+    return ImportedConfig(layout=layout, ignored=found.ignored, unknown=tuple(settings.notes))
 
 
-def _read(settings: Settings, gpus: int | None) -> Layout:
+def _read(settings: FrameworkConfig, gpus: int | None) -> Layout:
     part = "parallelism_config.parallelism_config_"
-    tp = settings.whole(f"{part}tp_size", 1)
-    cp = settings.whole(f"{part}cp_size", 1)
-    replicas = settings.whole(f"{part}dp_replicate_size", 1)
-    gpus = gpus if gpus is not None else settings.whole("num_processes", 1)
-    shard = settings.optional_whole(f"{part}dp_shard_size")
+    tp = settings.integer(f"{part}tp_size", 1)
+    cp = settings.integer(f"{part}cp_size", 1)
+    replicas = settings.integer(f"{part}dp_replicate_size", 1)
+    gpus = gpus if gpus is not None else settings.integer("num_processes", 1)
+    shard = settings.optional_integer(f"{part}dp_shard_size")
     if shard is None:
         shard = max(1, gpus // (tp * cp * replicas))
     if shard * replicas * tp * cp != gpus:
-        settings.wrong(
+        settings.add_problem(
             "num_processes", f"the degrees make {shard * replicas * tp * cp} GPUs, not {gpus}",
             "change a size or the number of processes",
         )  # fmt: skip
     strategy = settings.choice("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, 3)
     zero = settings.choice("fsdp_config.fsdp_reshard_after_forward", _STRATEGIES, strategy)
-    if settings.whole("fsdp_config.fsdp_version", 1) != 2:
-        settings.note("fsdp_config.fsdp_version", "FSDP1 is read as if it were FSDP2")
+    if settings.integer("fsdp_config.fsdp_version", 1) != 2:
+        settings.add_note("fsdp_config.fsdp_version", "FSDP1 is read as if it were FSDP2")
     plain: Precision = "fp32"
     precision = settings.choice("mixed_precision", _PRECISIONS, plain)
     kinds = {"allgather": "allgather", "alltoall": "ring"}
     kind = settings.choice(f"{part}cp_comm_strategy", kinds, "allgather")
     recompute = settings.flag("fsdp_config.fsdp_activation_checkpointing")
     offload = settings.flag("fsdp_config.fsdp_offload_params")
-    steps = settings.optional_whole("gradient_accumulation_steps")
-    settings.finish()
+    steps = settings.optional_integer("gradient_accumulation_steps")
+    settings.raise_problems()
     fields = {
         "tp": tp,
         "cp": cp,

@@ -13,17 +13,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.bridge.fsdp2 import accelerate
-from meshwright.spec.bridge.fsdp2 import layout as mesh_layout
-from meshwright.spec.bridge.kind import Wanted, foreign, kind_of, require_flat, require_own
-from meshwright.spec.bridge.report import lost, notes, with_batch
-from meshwright.spec.bridge.results import Exported, Imported
-from meshwright.spec.bridge.settings import Settings, sort_out
+from meshwright.spec.bridge.export_report import fill_global_batch, format_header, list_lost_fields
+from meshwright.spec.bridge.format_detection import (
+    ExpectedFormat,
+    build_format_error,
+    detect_format,
+    require_flat,
+    require_known_keys,
+)
+from meshwright.spec.bridge.framework_bridge import ExportedConfig, ImportedConfig
+from meshwright.spec.bridge.framework_config import FrameworkConfig, classify_unread
+from meshwright.spec.bridge.fsdp2 import accelerate, fully_shard_config
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
 
 TITLE = "FSDP2 settings"
-WANTED = Wanted(
+EXPECTED_FORMAT = ExpectedFormat(
     "fsdp2",
     "FSDP2 settings",
     "give the lines with init_device_mesh and fully_shard, or Accelerate's YAML",
@@ -32,23 +37,23 @@ _NOTHING = re.compile(r"(?!)")
 _ROTATE_HOME = "torch.distributed.tensor.experimental._attention"
 
 
-def export(
+def export_config(
     layout: Layout,
     model: Model | None = None,
     *,
     sequence_length: int | None = None,
     global_batch: int | None = None,
-) -> Exported:
+) -> ExportedConfig:
     """Return a snippet to put where the model is built."""
-    layout = with_batch(layout, global_batch)
-    data = mesh_layout.write(layout)
+    layout = fill_global_batch(layout, global_batch)
+    data = fully_shard_config.write_fully_shard(layout)
     body = _text(data)
-    back = import_(body)
-    unexpressed = lost(
-        back, layout, model, sequence_length, title=TITLE, reasons=mesh_layout.REASONS
+    back = import_config(body)
+    unexpressed = list_lost_fields(
+        back, layout, model, sequence_length, title=TITLE, reasons=fully_shard_config.REASONS
     )
-    text = "\n".join([*notes(layout, unexpressed, ()), body])
-    return Exported(text=text, data=data, unexpressed=unexpressed)
+    text = "\n".join([*format_header(layout, unexpressed, ()), body])
+    return ExportedConfig(text=text, data=data, unexpressed=unexpressed)
 
 
 def _text(data: dict[str, Any]) -> str:
@@ -114,24 +119,24 @@ def _quoted(names: list[str]) -> str:
     return f"({inside},)" if len(names) == 1 else f"({inside})"
 
 
-def import_(
+def import_config(
     given: str | Mapping[str, Any],
     *,
     gpus: int | None = None,
     name: str = "imported",
     vocab: int | None = None,
-) -> Imported:
+) -> ImportedConfig:
     """Read a snippet, its settings as data, or Accelerate's YAML; none of them holds a model."""
     del name, vocab
-    if accelerate.is_config(given):
-        return accelerate.import_(given, gpus=gpus)
-    require_flat(given, WANTED)
+    if accelerate.is_accelerate_config(given):
+        return accelerate.import_config(given, gpus=gpus)
+    require_flat(given, EXPECTED_FORMAT)
     values = dict(given) if isinstance(given, Mapping) else _values(given)
-    settings = Settings(values, mesh_layout.KEYS)
-    found = sort_out(values, settings, _NOTHING, "setting of a snippet")
-    require_own(given, sum(key in settings.known for key in values), found, WANTED)
-    layout = mesh_layout.read(settings, gpus)
-    return Imported(layout=layout, unknown=tuple(settings.notes))
+    settings = FrameworkConfig(values, fully_shard_config.KEYS)
+    found = classify_unread(values, settings, _NOTHING, "setting of a snippet")
+    require_known_keys(given, sum(key in settings.known for key in values), found, EXPECTED_FORMAT)
+    layout = fully_shard_config.read_fully_shard(settings, gpus)
+    return ImportedConfig(layout=layout, unknown=tuple(settings.notes))
 
 
 def _values(text: str) -> dict[str, Any]:
@@ -139,12 +144,12 @@ def _values(text: str) -> dict[str, Any]:
     try:
         tree = ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        kind = kind_of(text)
-        if kind is not None and kind.target != WANTED.target:
-            raise foreign(text, WANTED) from None
+        kind = detect_format(text)
+        if kind is not None and kind.target != EXPECTED_FORMAT.target:
+            raise build_format_error(text, EXPECTED_FORMAT) from None
         line = getattr(error, "lineno", None)
         where, what = f"line {line}" if line else "", "is neither Python nor Accelerate's YAML"
-        raise InputError([Problem(where, what, WANTED.hint)]) from None
+        raise InputError([Problem(where, what, EXPECTED_FORMAT.hint)]) from None
     values: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -154,7 +159,7 @@ def _values(text: str) -> dict[str, Any]:
             if target in {"local_batch_size", "gradient_accumulation_steps"}:
                 values[target] = _literal(node.value)
     if "mesh" not in values and "reshard_after_forward" not in values and "shards" not in values:
-        raise foreign(text, WANTED)
+        raise build_format_error(text, EXPECTED_FORMAT)
     values.pop("shards", None)
     return values
 
@@ -176,7 +181,11 @@ def _call(node: ast.Call, values: dict[str, Any]) -> None:
         for key in ("param_dtype", "reduce_dtype"):
             if key in words:
                 values[key] = _literal(words[key])
-    elif name == "to" and node.args and str(_literal(node.args[0])) in mesh_layout.DTYPES_BACK:
+    elif (
+        name == "to"
+        and node.args
+        and str(_literal(node.args[0])) in fully_shard_config.LAYOUT_DTYPES
+    ):
         values["stored"] = _literal(node.args[0])
     elif name in {"checkpoint", "checkpoint_wrapper", "apply_activation_checkpointing"}:
         values["checkpoint"] = True

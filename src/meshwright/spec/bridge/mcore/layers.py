@@ -10,13 +10,19 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.spec.bridge.mcore import feedforward, frequency, mixers, rotary
-from meshwright.spec.bridge.settings import Settings
+from meshwright.spec.bridge.framework_config import FrameworkConfig
+from meshwright.spec.bridge.mcore import attention_config, layer_frequency, moe_config, rope_config
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.block import Block
-from meshwright.spec.model.feedforward import Experts, FeedForward, Mlp
-from meshwright.spec.model.mixers import Attention, GatedDelta, LatentAttention, Mamba2, Mixer
+from meshwright.spec.model.block import BlockSpec
+from meshwright.spec.model.feedforward import FeedForward, MLPSpec, MoESpec
 from meshwright.spec.model.model import Model, Positions
+from meshwright.spec.model.token_mixers import (
+    AttentionSpec,
+    GatedDeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    Mixer,
+)
 
 SETTINGS = (
     "hybrid_layer_pattern",
@@ -37,25 +43,32 @@ POSITIONS: dict[str, Positions] = {
     "relative": "none",
 }
 _SYMBOLS: dict[type, str] = {
-    Mamba2: "M",
-    GatedDelta: "G",
-    Attention: "*",
-    LatentAttention: "+",
-    Mlp: "-",
-    Experts: "E",
+    Mamba2Spec: "M",
+    GatedDeltaNetSpec: "G",
+    AttentionSpec: "*",
+    LatentAttentionSpec: "+",
+    MLPSpec: "-",
+    MoESpec: "E",
 }
-PART_NAMES = {"M": "mamba", "G": "delta", "*": "attention", "+": "latent", "-": "mlp", "E": "moe"}
+LAYER_SYMBOLS = {
+    "M": "mamba",
+    "G": "delta",
+    "*": "attention",
+    "+": "latent",
+    "-": "mlp",
+    "E": "moe",
+}
 
 
-def is_hybrid(blocks: tuple[Block, ...]) -> bool:
+def is_hybrid(blocks: tuple[BlockSpec, ...]) -> bool:
     """Tell whether the layers need to be spelled one part at a time."""
     return any(
-        block.mixer is None or block.mlp is None or isinstance(block.mixer, Mamba2)
+        block.mixer is None or block.mlp is None or isinstance(block.mixer, Mamba2Spec)
         for block in blocks
     )
 
 
-def hybrid_pattern(model: Model, layout: Layout, heads: bool) -> str:
+def write_hybrid_pattern(model: Model, layout: Layout, heads: bool) -> str:
     """Return the layers as one word, with bars between pipeline chunks where they are given.
 
     The multi-token heads follow behind a stroke, if they are wanted.
@@ -77,44 +90,49 @@ def hybrid_pattern(model: Model, layout: Layout, heads: bool) -> str:
     return word
 
 
-def _block_word(block: Block) -> str:
+def _block_word(block: BlockSpec) -> str:
     return "".join(_SYMBOLS[type(part)] for part in (block.mixer, block.mlp) if part is not None)
 
 
-def write_marks(blocks: tuple[Block, ...]) -> dict[str, Any]:
+def write_layer_lists(blocks: tuple[BlockSpec, ...]) -> dict[str, Any]:
     """Return the lists that say which layers differ from the rest."""
-    routed = tuple(int(isinstance(block.mlp, Experts)) for block in blocks)
-    linear = tuple(int(isinstance(block.mixer, GatedDelta)) for block in blocks)
+    routed = tuple(int(isinstance(block.mlp, MoESpec)) for block in blocks)
+    linear = tuple(int(isinstance(block.mixer, GatedDeltaNetSpec)) for block in blocks)
     windowed = tuple(
-        int(isinstance(block.mixer, Attention) and block.mixer.window is not None)
+        int(isinstance(block.mixer, AttentionSpec) and block.mixer.window is not None)
         for block in blocks
     )
     still = tuple(
-        int(isinstance(block.mixer, Attention) and block.mixer.rotary is None) for block in blocks
+        int(isinstance(block.mixer, AttentionSpec) and block.mixer.rotary is None)
+        for block in blocks
     )
-    attends = [isinstance(block.mixer, Attention) for block in blocks]
+    attends = [isinstance(block.mixer, AttentionSpec) for block in blocks]
     some_turn = any(a and not s for a, s in zip(attends, still, strict=True))
     return {
-        "moe_layer_freq": frequency.write(routed) if 0 < sum(routed) < len(blocks) else None,
-        "linear_attention_freq": frequency.write(linear) if any(linear) else None,
+        "moe_layer_freq": layer_frequency.write_frequency(routed)
+        if 0 < sum(routed) < len(blocks)
+        else None,
+        "linear_attention_freq": layer_frequency.write_frequency(linear) if any(linear) else None,
         "window_attn_skip_freq": (
-            frequency.write(windowed) if 0 < sum(windowed) < len(blocks) else None
+            layer_frequency.write_frequency(windowed) if 0 < sum(windowed) < len(blocks) else None
         ),
-        "no_rope_freq": frequency.write(still) if some_turn and any(still) else None,
+        "no_rope_freq": layer_frequency.write_frequency(still)
+        if some_turn and any(still)
+        else None,
     }
 
 
 class LayerReader:
     """Reads each kind of part once and lays them out layer by layer."""
 
-    def __init__(self, settings: Settings, hidden: int) -> None:
+    def __init__(self, settings: FrameworkConfig, hidden: int) -> None:
         self.settings = settings
         self.hidden = hidden
         kind = settings.text("position_embedding_type") or "learned_absolute"
         if settings.flag("use_rotary_position_embeddings"):
             kind = "rope"
         if kind == "relative":
-            settings.note("position_embedding_type", "relative positions cannot be held")
+            settings.add_note("position_embedding_type", "relative positions cannot be held")
         learned: Positions = "learned"
         self.positions = (
             POSITIONS[kind]
@@ -123,13 +141,13 @@ class LayerReader:
         )
         self.latent = settings.flag("multi_latent_attention")
         turns = self.positions == "rotary" or self.latent
-        self.rotary = rotary.read(settings, kind, self.latent) if turns else None
-        self.mlp = feedforward.read_mlp(settings, hidden)
+        self.rotary = rope_config.read_rope(settings, kind, self.latent) if turns else None
+        self.mlp = moe_config.read_mlp(settings, hidden)
         self.experts = (
-            feedforward.read_experts(settings, self.mlp) if settings.given("num_experts") else None
+            moe_config.read_moe(settings, self.mlp) if settings.has("num_experts") else None
         )
 
-    def blocks(self, layers: int, pattern: str | None) -> tuple[Block, ...] | None:
+    def read_blocks(self, layers: int, pattern: str | None) -> tuple[BlockSpec, ...] | None:
         """Return the block of every layer, None (with the fault recorded) where some is wrong."""
         try:
             return self._hybrid(pattern) if pattern else self._uniform(layers)
@@ -138,27 +156,31 @@ class LayerReader:
             return None
 
     def _marks(self, key: str, layers: int, first: bool, without: int) -> tuple[int, ...]:
-        if not self.settings.given(key):
+        if not self.settings.has(key):
             return (without,) * layers
         where = self.settings.label(key)
-        value = frequency.read(self.settings.raw(key), where)
-        return frequency.marks_of(value, layers, first, where)
+        value = layer_frequency.read_frequency(self.settings.raw(key), where)
+        return layer_frequency.expand_frequency(value, layers, first, where)
 
-    def _uniform(self, layers: int) -> tuple[Block, ...]:
+    def _uniform(self, layers: int) -> tuple[BlockSpec, ...]:
         settings = self.settings
         routed = self._marks("moe_layer_freq", layers, True, int(self.experts is not None))
         linear = self._marks("linear_attention_freq", layers, False, 0)
         windowed = self._marks(
-            "window_attn_skip_freq", layers, False, int(settings.given("window_size"))
+            "window_attn_skip_freq", layers, False, int(settings.has("window_size"))
         )
-        if settings.given("no_rope_freq"):
-            every = frequency.read(settings.raw("no_rope_freq"), settings.label("no_rope_freq"))
-            turning = frequency.marks_of(every, layers, False, settings.label("no_rope_freq"))
+        if settings.has("no_rope_freq"):
+            every = layer_frequency.read_frequency(
+                settings.raw("no_rope_freq"), settings.label("no_rope_freq")
+            )
+            turning = layer_frequency.expand_frequency(
+                every, layers, False, settings.label("no_rope_freq")
+            )
             still = turning if isinstance(every, tuple) else tuple(1 - mark for mark in turning)
         else:
             still = (0,) * layers
         kinds = [
-            (bool(linear[i]), bool(windowed[i] and settings.given("window_size")), bool(still[i]),
+            (bool(linear[i]), bool(windowed[i] and settings.has("window_size")), bool(still[i]),
              bool(routed[i] and self.experts is not None))
             for i in range(layers)
         ]  # fmt: skip
@@ -167,7 +189,7 @@ class LayerReader:
 
     def _block(
         self, linear: bool, windowed: bool, still: bool, routed: bool, *, among: set[Any]
-    ) -> Block:
+    ) -> BlockSpec:
         mixer = self._mixer(linear, windowed, still)
         words = []
         if len({kind[0] for kind in among}) > 1:
@@ -178,31 +200,34 @@ class LayerReader:
             words.append("nope")
         words.append("moe" if routed else "dense")
         mlp: FeedForward | None = self.experts if routed else self.mlp
-        return Block(name="-".join(words), mixer=mixer, mlp=mlp)
+        return BlockSpec(name="-".join(words), mixer=mixer, mlp=mlp)
 
     def _mixer(self, linear: bool, windowed: bool, still: bool) -> Mixer | None:
         if linear:
-            return mixers.read_delta(self.settings)
+            return attention_config.read_gated_delta_net(self.settings)
         if self.latent:
-            return mixers.read_latent(self.settings, self.rotary)
+            return attention_config.read_mla(self.settings, self.rotary)
         turning = None if still else self.rotary
-        return mixers.read_attention(self.settings, self.hidden, turning, windowed)
+        return attention_config.read_attention(self.settings, self.hidden, turning, windowed)
 
-    def _hybrid(self, pattern: str) -> tuple[Block, ...] | None:
+    def _hybrid(self, pattern: str) -> tuple[BlockSpec, ...] | None:
         settings, word = self.settings, pattern.split("/", 1)[0].replace("|", "")
-        strange = sorted(set(word) - set(PART_NAMES))
+        strange = sorted(set(word) - set(LAYER_SYMBOLS))
         if strange or not word:
-            settings.wrong("hybrid_layer_pattern", f"{strange[:1] or word!r} is not a layer mark",
-                           f"use {' '.join(PART_NAMES)}")  # fmt: skip
+            settings.add_problem(
+                "hybrid_layer_pattern",
+                f"{strange[:1] or word!r} is not a layer mark",
+                f"use {' '.join(LAYER_SYMBOLS)}",
+            )
             return None
-        parts: dict[str, Block] = {}
+        parts: dict[str, BlockSpec] = {}
         for symbol in sorted(set(word)):
             parts[symbol] = self._part(symbol)
         return tuple(parts[symbol] for symbol in word)
 
-    def head(self, word: str) -> Block | None:
+    def read_mtp_block(self, word: str) -> BlockSpec | None:
         """Return the block of a multi-token head, None where it is more than one block."""
-        if not word or set(word) - set(PART_NAMES) or len(word) > 2:
+        if not word or set(word) - set(LAYER_SYMBOLS) or len(word) > 2:
             return None
         parts = [self._part(symbol) for symbol in word]
         if len(parts) == 1:
@@ -210,26 +235,26 @@ class LayerReader:
         mixer, mlp = parts[0].mixer, parts[1].mlp
         if mixer is None or mlp is None or parts[0].mlp is not None:
             return None
-        return Block(name="head", mixer=mixer, mlp=mlp)
+        return BlockSpec(name="head", mixer=mixer, mlp=mlp)
 
-    def _part(self, symbol: str) -> Block:
-        settings, name = self.settings, PART_NAMES[symbol]
+    def _part(self, symbol: str) -> BlockSpec:
+        settings, name = self.settings, LAYER_SYMBOLS[symbol]
         if symbol == "E" and self.experts is None:
-            settings.wrong("num_experts", "is needed for the routed layers of the pattern",
+            settings.add_problem("num_experts", "is needed for the routed layers of the pattern",
                            f"give {settings.label('num_experts')}")  # fmt: skip
         if symbol in "-E":
-            return Block(
+            return BlockSpec(
                 name=name, mlp=self.experts if symbol == "E" and self.experts else self.mlp
             )
         mixer: Mixer | None
         if symbol == "M":
-            mixer = mixers.read_mamba(settings, self.hidden)
+            mixer = attention_config.read_mamba(settings, self.hidden)
         elif symbol == "G":
-            mixer = mixers.read_delta(settings)
+            mixer = attention_config.read_gated_delta_net(settings)
         elif symbol == "+":
-            mixer = mixers.read_latent(settings, self.rotary)
+            mixer = attention_config.read_mla(settings, self.rotary)
         else:
-            windowed = settings.given("window_size")
-            mixer = mixers.read_attention(settings, self.hidden, self.rotary, windowed)
+            windowed = settings.has("window_size")
+            mixer = attention_config.read_attention(settings, self.hidden, self.rotary, windowed)
         # A mixer that could not be read has left its fault; the block only keeps the place.
-        return Block(name=name, mixer=mixer, mlp=self.mlp if mixer is None else None)
+        return BlockSpec(name=name, mixer=mixer, mlp=self.mlp if mixer is None else None)

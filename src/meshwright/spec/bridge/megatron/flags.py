@@ -7,17 +7,17 @@ Names are those of megatron/training/arguments.py and of the dataclasses it buil
 import re
 from typing import Literal, NamedTuple
 
-Form = Literal["value", "words", "on", "off"]
+FlagForm = Literal["value", "words", "on", "off"]
 
 
-class Flag(NamedTuple):
+class MegatronFlag(NamedTuple):
     """One flag."""
 
     name: str
     """As it is typed."""
     setting: str
     """The Megatron-Core setting it is."""
-    form: Form
+    form: FlagForm
     """A value follows, several words follow, or its presence turns the setting on or off."""
     group: str
     """The heading under which it is printed."""
@@ -119,17 +119,17 @@ _DEFAULTS: dict[str, object] = {
     "rotary-percent": 1.0,
     "moe-router-score-function": "softmax",
 }
-_MARKS: dict[str, Form] = {"+": "words", "!": "on", "~": "off"}
+_MARKS: dict[str, FlagForm] = {"+": "words", "!": "on", "~": "off"}
 
 
-def _table() -> tuple[Flag, ...]:
+def _table() -> tuple[MegatronFlag, ...]:
     flags = []
     for group, names in _GROUPS.items():
         for entry in names.split():
             form = _MARKS.get(entry[-1], "value")
             name = entry if form == "value" else entry[:-1]
             setting = _RENAMED.get(name, name.replace("-", "_"))
-            flags.append(Flag(f"--{name}", setting, form, group, _DEFAULTS.get(name)))
+            flags.append(MegatronFlag(f"--{name}", setting, form, group, _DEFAULTS.get(name)))
     return tuple(flags)
 
 
@@ -188,7 +188,7 @@ NOTED = {
     "--decoder-seq-length": "an encoder and a decoder",
     "--heterogeneous-layers-config-path": "sizes that differ from layer to layer",
     "--heterogeneous-layers-config-encoded-json": "sizes that differ from layer to layer",
-    "--moe-expert-capacity-factor": "dropped tokens (a job's experts.capacity_factor)",
+    "--moe-expert-capacity-factor": "dropped tokens (a job's moe.capacity_factor)",
     "--moe-expert-rank-capacity-factor": "dropped tokens",
     "--moe-pad-expert-input-to-capacity": "padded experts",
     "--enable-mhc-connections": "several residual streams",

@@ -1,5 +1,5 @@
 """NeMo's Megatron-Bridge: recipe fields."""
 
-from meshwright.spec.bridge.nemo.recipe import export, import_
+from meshwright.spec.bridge.nemo.recipe import export_config, import_config
 
-__all__ = ["export", "import_"]
+__all__ = ["export_config", "import_config"]

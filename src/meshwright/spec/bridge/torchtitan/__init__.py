@@ -1,5 +1,5 @@
 """torchtitan: TOML job files."""
 
-from meshwright.spec.bridge.torchtitan.job import export, import_
+from meshwright.spec.bridge.torchtitan.job_config import export_config, import_config
 
-__all__ = ["export", "import_"]
+__all__ = ["export_config", "import_config"]

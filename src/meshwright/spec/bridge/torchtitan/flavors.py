@@ -9,19 +9,19 @@ from functools import cache
 
 import msgspec
 
-from meshwright.spec.bridge.difference import LLAMA3_ROTARY
-from meshwright.spec.model.block import Block, Norm
-from meshwright.spec.model.build import decoder
-from meshwright.spec.model.feedforward import Experts, Mlp
-from meshwright.spec.model.mixers import Attention, LatentAttention
+from meshwright.spec.bridge.spec_diff import LLAMA3_ROPE
+from meshwright.spec.model.block import BlockSpec, NormSpec
+from meshwright.spec.model.decoder_builders import build_decoder_model
+from meshwright.spec.model.feedforward import MLPSpec, MoESpec
 from meshwright.spec.model.model import Model
-from meshwright.spec.model.positions import Rotary
+from meshwright.spec.model.rotary import Rotary
+from meshwright.spec.model.token_mixers import AttentionSpec, LatentAttentionSpec
 
-_LLAMA3 = Rotary(theta=500000.0, scaling="llama3", factor=8.0, **LLAMA3_ROTARY)
+_LLAMA3 = Rotary(theta=500000.0, scaling="llama3", factor=8.0, **LLAMA3_ROPE)
 
 
 def _llama3(layers: int, hidden: int, heads: int, ffn: int) -> Model:
-    return decoder(
+    return build_decoder_model(
         "llama3", layers=layers, hidden=hidden, heads=heads, kv_heads=8, ffn=ffn, vocab=128256,
         rotary=_LLAMA3, max_positions=131072,
     )  # fmt: skip
@@ -35,16 +35,16 @@ def _qwen3(
     ffn: int,
     *,
     tied: bool = False,
-    experts: Experts | None = None,
+    experts: MoESpec | None = None,
     theta: float = 1e6,
     positions: int = 4096,
 ) -> Model:
-    attention = Attention(
+    attention = AttentionSpec(
         heads=heads, kv_heads=kv_heads, head_dim=128, qk_norm="head", rotary=Rotary(theta=theta)
     )
-    block = Block(name="dense", mixer=attention, mlp=Mlp(width=ffn))
+    block = BlockSpec(name="dense", mixer=attention, mlp=MLPSpec(width=ffn))
     if experts is not None:
-        block = Block(name="moe", mixer=attention, mlp=experts)
+        block = BlockSpec(name="moe", mixer=attention, mlp=experts)
     return Model(
         name="qwen3",
         family="qwen3",
@@ -52,7 +52,7 @@ def _qwen3(
         vocab=151936,
         blocks=(block,),
         pattern=f"{layers}*{block.name}",
-        norm=Norm(eps=1e-6),
+        norm=NormSpec(eps=1e-6),
         tied=tied,
         max_positions=positions,
     )
@@ -60,13 +60,13 @@ def _qwen3(
 
 def _deepseek(
     layers: int, hidden: int, heads: int, ffn: int, vocab: int, *, dense: int, q_rank: int | None,
-    experts: Experts, mscale: float = 1.0,
+    experts: MoESpec, mscale: float = 1.0,
 ) -> Model:  # fmt: skip
     rotary = Rotary(
         interleaved=True, scaling="yarn", factor=40.0, original_positions=4096, beta_fast=32.0,
         beta_slow=1.0, mscale=mscale,
     )  # fmt: skip
-    attention = LatentAttention(
+    attention = LatentAttentionSpec(
         heads=heads, q_rank=q_rank, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128,
         rotary=rotary,
     )  # fmt: skip
@@ -76,8 +76,8 @@ def _deepseek(
         hidden=hidden,
         vocab=vocab,
         blocks=(
-            Block(name="dense", mixer=attention, mlp=Mlp(width=ffn)),
-            Block(name="moe", mixer=attention, mlp=experts),
+            BlockSpec(name="dense", mixer=attention, mlp=MLPSpec(width=ffn)),
+            BlockSpec(name="moe", mixer=attention, mlp=experts),
         ),
         pattern=f"{dense}*dense {layers - dense}*moe",
         max_positions=16384,
@@ -89,11 +89,11 @@ def _gpt_oss(layers: int, experts: int) -> Model:
         theta=150000.0, scaling="yarn", factor=32.0, original_positions=4096, beta_fast=32.0,
         beta_slow=1.0, truncate=False,
     )  # fmt: skip
-    routed = Experts(
+    routed = MoESpec(
         count=experts, top_k=4, width=2880, bias=True, router_bias="linear",
         activation="swiglu-clamped",
     )  # fmt: skip
-    full = Attention(
+    full = AttentionSpec(
         heads=64, kv_heads=8, head_dim=64, qkv_bias=True, out_bias=True, rotary=rotary, sinks=True
     )
     return Model(
@@ -102,16 +102,16 @@ def _gpt_oss(layers: int, experts: int) -> Model:
         hidden=2880,
         vocab=201088,
         blocks=(
-            Block(name="local", mixer=msgspec.structs.replace(full, window=128), mlp=routed),
-            Block(name="global", mixer=full, mlp=routed),
+            BlockSpec(name="local", mixer=msgspec.structs.replace(full, window=128), mlp=routed),
+            BlockSpec(name="global", mixer=full, mlp=routed),
         ),
         pattern=f"{layers // 2}*(local global)",
         max_positions=131072,
     )
 
 
-def _small_experts(width: int) -> Experts:
-    return Experts(count=128, top_k=8, width=width)
+def _small_experts(width: int) -> MoESpec:
+    return MoESpec(count=128, top_k=8, width=width)
 
 
 _FLAVORS: dict[tuple[str, str], Callable[[], Model]] = {
@@ -132,17 +132,17 @@ _FLAVORS: dict[tuple[str, str], Callable[[], Model]] = {
     ),
     ("deepseek_v3", "16B"): lambda: _deepseek(
         27, 2048, 16, 10944, 102400, dense=1, q_rank=None, mscale=0.7,
-        experts=Experts(count=64, top_k=6, width=1408, shared_width=2816, normalise=False,
+        experts=MoESpec(count=64, top_k=6, width=1408, shared_width=2816, normalise=False,
                         router_bias="balance"),
     ),
     ("deepseek_v3", "236B"): lambda: _deepseek(
         60, 5120, 128, 12288, 102400, dense=1, q_rank=1536,
-        experts=Experts(count=160, top_k=6, width=1536, shared_width=3072, normalise=False,
+        experts=MoESpec(count=160, top_k=6, width=1536, shared_width=3072, normalise=False,
                         scale=16.0, groups=8, groups_used=3, router_bias="balance"),
     ),
     ("deepseek_v3", "671B"): lambda: _deepseek(
         61, 7168, 128, 18432, 129280, dense=3, q_rank=1536,
-        experts=Experts(count=256, top_k=8, width=2048, shared_width=2048, scoring="sigmoid",
+        experts=MoESpec(count=256, top_k=8, width=2048, shared_width=2048, scoring="sigmoid",
                         scale=2.5, groups=8, groups_used=4, router_bias="balance"),
     ),
     ("gpt_oss", "20b"): lambda: _gpt_oss(24, 32),
@@ -151,22 +151,22 @@ _FLAVORS: dict[tuple[str, str], Callable[[], Model]] = {
 
 
 @cache
-def flavor_model(name: str, flavor: str) -> Model | None:
+def get_flavor_model(name: str, flavor: str) -> Model | None:
     """Return the model of a flavor, None where it is not one of these."""
     made = _FLAVORS.get((name, flavor))
     return made() if made is not None else None
 
 
-def flavor_of(model: Model) -> tuple[str, str] | None:
+def find_flavor(model: Model) -> tuple[str, str] | None:
     """Return the flavor that has the same matrices in every layer, None where none has."""
     for name, flavor in _FLAVORS:
-        known = flavor_model(name, flavor)
+        known = get_flavor_model(name, flavor)
         if known is not None and _shape(known) == _shape(model):
             return name, flavor
     return None
 
 
 def _shape(model: Model) -> tuple[object, ...]:
-    blocks = {block.name: block.weights(model.hidden) for block in model.blocks}
+    blocks = {block.name: block.list_weights(model.hidden) for block in model.blocks}
     layers = tuple(blocks[name] for name in model.layer_names)
     return (model.hidden, model.vocab, model.tied, model.vision is None, layers)

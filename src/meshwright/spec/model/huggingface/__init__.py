@@ -1,10 +1,10 @@
 """Hugging Face `config.json`: read into a `Model` and written back."""
 
-from meshwright.spec.model.huggingface.convert import (
-    families,
+from meshwright.spec.model.huggingface.config_json import (
+    list_model_types,
     load_config,
     read_config,
     write_config,
 )
 
-__all__ = ["families", "load_config", "read_config", "write_config"]
+__all__ = ["list_model_types", "load_config", "read_config", "write_config"]

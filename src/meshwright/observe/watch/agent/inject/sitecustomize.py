@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 PACKAGE = "_meshwright_watch"
 TORCH = "torch"
-OWN_OPTIMIZER = "meshwright.run.train.optimizer.optimizer"
+MESHWRIGHT_OPTIMIZER = "meshwright.run.train.optimizer.optimizer"
 """Of `mw train`, which is none of torch's optimizers and tells no hook of its steps."""
 
 
-class _Informed:
+class _NotifyingLoader:
     """A loader that tells when its module has been run, and is not to be seen afterwards."""
 
     def __init__(self, inner: Loader, tell: Tell) -> None:
@@ -53,7 +53,7 @@ class _Informed:
             return
 
 
-class _Waiting:
+class _ImportWatcher:
     """Finds nothing itself; has the modules it waits for tell when they are there."""
 
     def __init__(self, told: dict[str, Tell]) -> None:
@@ -73,12 +73,12 @@ class _Waiting:
             spec: ModuleSpec | None = find(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Informed(spec.loader, tell)  # type: ignore[assignment, arg-type]
+                    spec.loader = _NotifyingLoader(spec.loader, tell)  # type: ignore[assignment, arg-type]
                 return spec
         return None
 
 
-def _arrival(inject: str) -> ModuleType:
+def _load_agent(inject: str) -> ModuleType:
     """Load the agent from the folder above this one."""
     import importlib.util
 
@@ -93,7 +93,7 @@ def _arrival(inject: str) -> ModuleType:
         package = importlib.util.module_from_spec(spec)
         sys.modules[PACKAGE] = package
         spec.loader.exec_module(package)
-    return importlib.import_module(f"{PACKAGE}.arrival")
+    return importlib.import_module(f"{PACKAGE}.agent_start")
 
 
 def _run_theirs() -> None:
@@ -114,10 +114,12 @@ def _begin() -> None:
     folder = os.environ.get("MESHWRIGHT_WATCH", "")
     if folder and os.path.isdir(folder):  # noqa: PTH112
         told: dict[str, Tell] = {
-            TORCH: lambda torch: _arrival(inject).arrive(folder, torch),
-            OWN_OPTIMIZER: lambda module: _arrival(inject).also_ends_steps(module.Optimizer),
+            TORCH: lambda torch: _load_agent(inject).start_agent(folder, torch),
+            MESHWRIGHT_OPTIMIZER: lambda module: _load_agent(inject).register_optimizer_class(
+                module.Optimizer
+            ),
         }
-        sys.meta_path.insert(0, _Waiting(told))
+        sys.meta_path.insert(0, _ImportWatcher(told))
     _run_theirs()
 
 

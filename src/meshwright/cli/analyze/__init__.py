@@ -1,0 +1,1 @@
+"""The `mw analyze` and `mw memory` commands: run overviews, findings and HTML reports."""

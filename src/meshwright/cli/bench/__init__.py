@@ -1,0 +1,1 @@
+"""The `mw bench` command: device and machine benchmarks compared with catalog values."""

@@ -1,0 +1,1 @@
+"""The `mw calibrate` command: fits a device calibration to `mw bench` results."""

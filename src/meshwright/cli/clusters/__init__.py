@@ -1,0 +1,1 @@
+"""The `mw clusters` command: lists the cluster catalog or shows one entry."""

@@ -1,0 +1,1 @@
+"""The `mw completion` command: shell completion scripts for bash, zsh and fish."""

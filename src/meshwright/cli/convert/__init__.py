@@ -1,0 +1,1 @@
+"""The `mw convert` command: exports a training checkpoint as a Hugging Face model folder."""

@@ -1,0 +1,1 @@
+"""The `mw data` subcommands: tokenize, inspect, train-tokenizer and sample."""

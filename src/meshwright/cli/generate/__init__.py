@@ -1,0 +1,1 @@
+"""The `mw generate` command: offline batch generation from prompts, files or random tokens."""

@@ -1,0 +1,1 @@
+"""The `mw hang` command: diagnoses hung jobs from flight recorder dumps."""

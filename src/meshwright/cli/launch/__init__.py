@@ -1,0 +1,1 @@
+"""The `mw launch` command: job scripts and manifests for Slurm, Kubernetes and Ray."""

@@ -1,0 +1,1 @@
+"""`mw memory`: GPU memory in a CUDA memory snapshot, by category and over time."""

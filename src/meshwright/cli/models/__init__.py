@@ -1,0 +1,1 @@
+"""The `mw models` command: lists the model catalog or shows one entry."""

@@ -1,0 +1,1 @@
+"""The `mw parity` command: compares parallel layouts numerically with a single device."""

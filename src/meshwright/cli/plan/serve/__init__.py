@@ -1,0 +1,1 @@
+"""The `mw plan serve` command: the cheapest serving deployment that meets latency targets."""

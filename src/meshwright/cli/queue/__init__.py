@@ -1,0 +1,1 @@
+"""The `mw queue` subcommands: replay, policy comparison and placement of cluster jobs."""

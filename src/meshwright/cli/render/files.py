@@ -1,0 +1,14 @@
+"""Write what a command makes, or say why it cannot be."""
+
+from pathlib import Path
+
+from meshwright.errors import InputError, Problem
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text file."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        what = f"cannot write: {error.strerror or error}"
+        raise InputError([Problem(path, what, "name a file in a folder that exists")]) from None

@@ -1,0 +1,1 @@
+"""The `mw roofline` command: compares profiled kernels with the device roofline."""

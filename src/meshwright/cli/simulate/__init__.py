@@ -1,0 +1,1 @@
+"""The `mw simulate` commands: predicted training steps, serving runs and RL steps."""

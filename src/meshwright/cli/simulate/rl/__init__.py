@@ -1,0 +1,1 @@
+"""The `mw simulate rl` command: predicted reinforcement learning steps."""

@@ -1,0 +1,1 @@
+"""The `mw timeline` subcommands: show, Perfetto export and repair of recorded timelines."""

@@ -1,0 +1,96 @@
+"""What the system refuses, said as an `InputError` that names the path and a way out.
+
+Also says which folders are made on the way: the one a timeline lies in, never one above it.
+Knows nothing of timelines.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from meshwright.errors import InputError, Problem
+
+_NO_SPACE = "free some space there, or choose another place"
+_NO_PERMISSION = "get the permission for it, or choose another place"
+_FIXES = {
+    errno.ENOENT: "give the path of something that is there",
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EFBIG: _NO_SPACE,
+    errno.EISDIR: "remove that folder, or choose another name",
+    errno.EEXIST: "remove the existing file, or choose another name",
+    errno.ENOTDIR: "give a path in which only the last part is a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def describe_os_error(error: OSError, path: Path, action: str) -> Problem:
+    """Say that an action on a path, such as `read` or `write`, failed."""
+    fix = _FIXES.get(error.errno or 0, "check the path and its disk, or choose another place")
+    if action == "read" and error.errno == errno.EISDIR:
+        fix = "give a file that is in it"
+    return Problem(str(path), f"cannot {action}: {error.strerror or error}", fix)
+
+
+@contextmanager
+def convert_os_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn the `OSError` of the lines inside into an `InputError` about this path."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError([describe_os_error(error, path, action)]) from error
+
+
+def require_parent_folder(path: Path) -> None:
+    """Refuse to write where the folder above is missing: a typing error shall make no folders."""
+    parent = path.absolute().parent
+    try:
+        with convert_os_errors(parent, "write to"):
+            mode = parent.stat().st_mode
+    except InputError as refused:
+        if isinstance(refused.__cause__, FileNotFoundError):
+            what = f"lies in {parent}, which does not exist"
+            raise InputError([Problem(str(path), what, f"create the folder {parent}")]) from None
+        raise
+    if not stat.S_ISDIR(mode):
+        what = f"lies in {parent}, which is a file, not a folder"
+        raise InputError([Problem(str(path), what, "choose another place")])
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none; the one above it must be there."""
+    require_parent_folder(folder)
+    with convert_os_errors(folder, "create"):
+        if folder.exists() and not folder.is_dir():
+            fix = "give a folder, or move the file away"
+            raise InputError([Problem(str(folder), "is a file, not a folder", fix)])
+        folder.mkdir(exist_ok=True)
+
+
+def list_folder(folder: Path) -> list[str]:
+    """The names of what lies in a folder, in order."""
+    with convert_os_errors(folder, "read"):
+        if folder.exists() and not folder.is_dir():
+            fix = f"give its folder, {folder.absolute().parent}"
+            raise InputError([Problem(str(folder), "is a file, not a folder", fix)])
+        return sorted(item.name for item in folder.iterdir())
+
+
+def fsync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, so that a power cut does not undo a renaming."""
+    with convert_os_errors(folder, "write"):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        except OSError as error:
+            # Some network file systems cannot do this for folders; they have their own order.
+            if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.EBADF}:
+                raise
+        finally:
+            os.close(opened)

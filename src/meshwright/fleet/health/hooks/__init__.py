@@ -1,0 +1,1 @@
+"""Node health check scripts for Slurm prolog and epilog, and Kubernetes node-problem-detector."""

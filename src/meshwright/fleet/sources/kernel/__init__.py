@@ -1,0 +1,1 @@
+"""Reads hardware faults (Xid, NVSwitch, PCIe, InfiniBand, memory) from kernel logs."""

@@ -1,0 +1,1 @@
+"""Kubernetes reads pods as jobs, and nodes, from its API or from kube-state-metrics."""

@@ -1,0 +1,1 @@
+"""Prometheus and servers with its HTTP API: Thanos, Mimir, VictoriaMetrics."""

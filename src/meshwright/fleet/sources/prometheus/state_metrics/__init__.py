@@ -1,0 +1,1 @@
+"""Reads the history of pods and nodes from kube-state-metrics series in Prometheus."""

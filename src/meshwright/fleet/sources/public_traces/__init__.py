@@ -1,0 +1,1 @@
+"""Public traces of GPU clusters (Acme, Philly, Helios, Alibaba, others), recognized by columns."""

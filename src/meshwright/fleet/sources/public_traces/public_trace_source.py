@@ -1,0 +1,287 @@
+"""Opens a public trace and gives its rows."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.errors import InputError, Problem
+from meshwright.fleet.sources.public_traces import (
+    alibaba,
+    job_lists,
+    metric_series,
+    pai,
+    philly,
+    training_log,
+)
+from meshwright.fleet.sources.public_traces.trace_files import TraceTable, find_tables, open_table
+from meshwright.fleet.sources.public_traces.trace_format import (
+    ReadContext,
+    RowsByTable,
+    TraceFormat,
+    define_format,
+    match_format,
+)
+from meshwright.fleet.sources.source import RowBatch, SourceOptions, abbreviate_names
+
+TRACE_FORMATS: Final[tuple[TraceFormat, ...]] = (
+    *job_lists.TRACE_FORMATS,
+    *philly.TRACE_FORMATS,
+    *alibaba.TRACE_FORMATS,
+    *pai.TRACE_FORMATS,
+    *metric_series.TRACE_FORMATS,
+)
+PHILLY_JOB_FORMAT: Final = define_format("Philly jobs", "", None, "Philly")
+PICKLED_CURVE_FORMAT: Final = define_format("pickled curves", "", None)
+FIGURE_CURVE_FORMAT: Final = define_format("curves of figures", "", None)
+_MOST_ROWS = 250_000
+"""Rows of a batch."""
+_CLAIMED_FILES = 8
+"""Of a folder so many files are looked into before it is said to be none of ours."""
+_KNOWN = "Acme, Helios, Philly, Alibaba, Muri, Sia, Chronus, Zhejiang Lab"
+
+
+class RecognizedTable(NamedTuple):
+    """A part whose form is known."""
+
+    table: TraceTable
+    format: TraceFormat
+
+
+def recognize_tables(where: Path) -> Iterator[RecognizedTable]:
+    """Find the parts of known forms in a file or under a folder."""
+    for part in find_tables(where):
+        known = _form_of(part)
+        if known is not None:
+            yield known
+
+
+def _form_of(part: TraceTable) -> RecognizedTable | None:
+    if part.kind == "json":
+        with open_table(part) as stream:
+            head = stream.read(1 << 16)
+        if philly.is_job_list(head):
+            return RecognizedTable(part, PHILLY_JOB_FORMAT)
+        return RecognizedTable(part, FIGURE_CURVE_FORMAT) if b"_cdf_pct" in head else None
+    if part.kind == "pickle":
+        return RecognizedTable(part, PICKLED_CURVE_FORMAT)
+    if metric_series.is_wide_table(part):
+        return RecognizedTable(part, metric_series.WIDE_TABLE_FORMAT)
+    known = match_format(part, TRACE_FORMATS)
+    if known is None:
+        part = pai.add_header(part) if part.kind == "csv" else part
+        known = match_format(part, TRACE_FORMATS) or (
+            training_log.match_log_format(part) if part.kind == "csv" else None
+        )
+    return RecognizedTable(part, known) if known else None
+
+
+def parse_cluster_name(part: TraceTable) -> str:
+    """Return the cluster that a file is of: the first telling word of its name, or its folder."""
+    words = [word for word in part.stem.split("_") if word.lower() not in _SAY_NOTHING]
+    place = Path(part.member) if part.member and Path(part.member).parent.name else part.path
+    name = words[0] if words else place.resolve().parent.name
+    return name[:1].upper() + name[1:]
+
+
+_SAY_NOTHING = frozenset(
+    ("all", "cluster", "data", "gpu", "job", "jobs", "list", "log", "number", "table", "trace")
+)
+
+
+def matches(where: str) -> bool:
+    """Say whether a path holds a public trace."""
+    path = Path(where)
+    if "://" in where or not path.exists():
+        return False
+    try:
+        return any(_form_of(part) for part in islice(find_tables(path), _CLAIMED_FILES))
+    except InputError:
+        return False
+
+
+def open_source(where: str, asked: SourceOptions) -> "PublicTraceSource":
+    """Open a trace; say which are known where it is none of them."""
+    path = Path(where)
+    parts = [(part, _form_of(part)) for part in find_tables(path)]
+    known = [one for _, one in parts if one is not None]
+    found = [one for one in known if one.format.read_block or one.format.name in _JOINED]
+    if not found and known:
+        what = f"holds statistics ({known[0].format.name}), not telemetry"
+        raise InputError([Problem(where, what, "compare them with ours by mw validate fleet")])
+    if not found:
+        what = "holds no public trace that is known here"
+        raise InputError([Problem(where, what, f"known are those of {_KNOWN}")])
+    read = {one.table.label for one in found}
+    unread = tuple(part for part, _ in parts if part.label not in read and _is_table(part))
+    return PublicTraceSource(path, asked, tuple(found), unread)
+
+
+def _is_table(part: TraceTable) -> bool:
+    """Say whether a part is more than a text that lies beside the data."""
+    return len(part.columns) > 1 and part.path.suffix not in (".md", ".rst", ".txt", "")
+
+
+_JOINED = frozenset(
+    {
+        PHILLY_JOB_FORMAT.name,
+        pai.JOB_FORMAT.name,
+        pai.INSTANCE_FORMAT.name,
+        training_log.LOG_FORMAT.name,
+    }
+)
+"""Forms that take more than one block of one table to read."""
+
+
+class PublicTraceSource:
+    """The rows of a public trace."""
+
+    def __init__(
+        self,
+        where: Path,
+        asked: SourceOptions,
+        found: tuple[RecognizedTable, ...],
+        unread: tuple[TraceTable, ...] = (),
+    ) -> None:
+        self._where, self._asked, self._unread = where, asked, unread
+        self._found = tuple(one for one in found if not self._repeats(one, found))
+        self._left_out = [one for one in found if one not in self._found]
+        self._several = Counter((one.format.name, one.table.path.parent) for one in found)
+
+    @property
+    def name(self) -> str:
+        """What it is and where."""
+        return f"public:{self._where}"
+
+    @staticmethod
+    def _repeats(one: RecognizedTable, found: tuple[RecognizedTable, ...]) -> bool:
+        """Say whether a list of nodes is part of another beside it, with other numbers for them."""
+        if one.format.name != alibaba.NODES_2023:
+            return False
+        beside = [
+            other.table for other in found
+            if other.format == one.format and other.table.path.parent == one.table.path.parent
+        ]  # fmt: skip
+        return one.table != next((part for part in beside if "all" in part.stem), beside[0])
+
+    def read_batches(self, cursor: str | None = None) -> Iterator[RowBatch]:
+        """Give the rows part by part; a cursor names the last part that was read to its end."""
+        labels = [one.table.label for one in self._found]
+        begin = labels.index(cursor) + 1 if cursor in labels else 0
+        unread = (self._not_read(),) if self._unread else ()
+        for one in self._found[begin:]:
+            last: RowBatch | None = None
+            skipped: list[int] = []
+            for tables in self._tables(one, skipped):
+                for table, whole in tables.items():
+                    for rows in _pieces(self._within(table, whole)):
+                        if last is not None:
+                            yield last
+                        last = RowBatch(table, rows)
+            if last is not None:
+                left = f"{one.table.label}: {len(skipped):,} rows of a wrong width left out"
+                again = [
+                    f"{other.table.label} left out: its nodes are in {one.table.label} too, under "
+                    "other names"
+                    for other in self._left_out
+                    if other.table.path.parent == one.table.path.parent
+                    and one.format.name == alibaba.NODES_2023
+                ]
+                notes = (
+                    f"read as {one.format.name}",
+                    *([left] if skipped else []),
+                    *again,
+                    *unread,
+                )
+                unread = ()
+                yield last._replace(cursor=one.table.label, notes=notes)
+
+    def _not_read(self) -> str:
+        names = [part.member or part.path.name for part in self._unread]
+        return f"left out, as no telemetry can be made of it: {abbreviate_names(names)}"
+
+    def _tables(self, one: RecognizedTable, skipped: list[int]) -> Iterator[RowsByTable]:
+        part = one.table
+        told = ReadContext(self._cluster(one), part.path.stat().st_mtime, part)
+        if one.format.name == PHILLY_JOB_FORMAT.name:
+            yield philly.read_jobs(part, told)
+        elif one.format.name == training_log.LOG_FORMAT.name:
+            yield training_log.read_log(part, self._beside(training_log.POD_FORMAT), told)
+        elif one.format.name == pai.JOB_FORMAT.name:
+            beside = pai.JobMetadata(self._beside(pai.TAG_FORMAT), self._beside(pai.SENSOR_FORMAT))
+            yield pai.read_jobs(part, self._other(pai.TASK_FORMAT), beside, told)
+        elif one.format.name == pai.INSTANCE_FORMAT.name:
+            yield from pai.read_allocations(
+                part, pai.read_tasks(self._other(pai.TASK_FORMAT)), told
+            )
+        elif one.format.read_block is not None and one.format.needs_whole_table:
+            blocks = list(part.iter_blocks(skipped=skipped))
+            if blocks:
+                yield one.format.read_block(pa.concat_tables(blocks), told)
+        elif one.format.read_block is not None:
+            rows = 0
+            for block in part.iter_blocks(skipped=skipped):
+                yield one.format.read_block(block, told._replace(first_row=rows))
+                rows += block.num_rows
+
+    def _beside(self, wanted: TraceFormat) -> TraceTable | None:
+        """Return another table of the same trace, where there is one."""
+        folder = self._where if self._where.is_dir() else self._where.parent
+        found = (one.table for one in recognize_tables(folder) if one.format.name == wanted.name)
+        return next(found, None)
+
+    def _other(self, wanted: TraceFormat) -> TraceTable:
+        """Return the table that this one is joined with."""
+        found = self._beside(wanted)
+        if found is not None:
+            return found
+        what = f"needs the table of {wanted.name} beside it, which is not there"
+        raise InputError([Problem(str(self._where), what, "put it into the same folder")])
+
+    def _cluster(self, one: RecognizedTable) -> str:
+        if self._asked.cluster or one.format.cluster:
+            return self._asked.cluster or one.format.cluster
+        if one.format.name in _NAMED:
+            return parse_cluster_name(one.table)
+        folder = one.table.path.resolve().parent.name
+        many = self._several[one.format.name, one.table.path.parent] > 1
+        # Each of several workloads in a folder numbers its jobs from nought. The one that others
+        # were made from belongs to the nodes beside it.
+        apart = many and one.format.name in _WORKLOADS and not one.table.stem.endswith("default")
+        return f"{folder}/{one.table.stem}" if apart else folder
+
+    def _within(self, table: str, rows: pa.Table) -> pa.Table:
+        """Leave out what is not of the time that is asked for."""
+        since, until = self._asked.since_s, self._asked.until_s
+        begin, end = _TIMES.get(table, ("", ""))
+        if not begin or (since is None and until is None):
+            return rows
+        kept = pa.array([True] * rows.num_rows)
+        if until is not None:
+            kept = pc.and_(kept, pc.fill_null(pc.less(rows[begin], until), True))
+        if since is not None:
+            kept = pc.and_(kept, pc.fill_null(pc.greater_equal(rows[end], since), True))
+        return rows.filter(kept)
+
+
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """Cut a table into as many rows as a batch may have; of an empty one there is one."""
+    for begin in range(0, max(rows.num_rows, 1), _MOST_ROWS):
+        yield rows.slice(begin, _MOST_ROWS)
+
+
+_TIMES: Final = {
+    "jobs": ("submit_s", "end_s"),
+    "allocations": ("start_s", "end_s"),
+    "gpu_samples": ("time_s", "time_s"),
+    "node_samples": ("time_s", "time_s"),
+    "nodes": ("since_s", "until_s"),
+}
+_NAMED: Final = frozenset({"Helios jobs", "jobs", "GPUs by day"})
+_WORKLOADS: Final = frozenset(
+    {"Muri workload", "Muri run", "Sia workload", "Chronus workload", "Alibaba 2023 pods"}
+)

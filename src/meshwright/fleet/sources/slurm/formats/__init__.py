@@ -1,0 +1,1 @@
+"""Parsers for Slurm output: sacct, scontrol, JSON, hostlists, TRES, states and local times."""

@@ -1,0 +1,1 @@
+"""Benchmarks of storage and of the training data loader."""

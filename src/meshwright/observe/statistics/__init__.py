@@ -1,0 +1,1 @@
+"""Statistical tests on step times: outliers, change points, CUSUM and rank tests."""

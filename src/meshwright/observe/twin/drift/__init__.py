@@ -1,0 +1,1 @@
+"""Step-time drift of a training run: monitor, detector, findings and slow-rank search."""

@@ -1,0 +1,1 @@
+"""`PYTHONPATH` folder whose `sitecustomize` starts the watch agent in every job process."""

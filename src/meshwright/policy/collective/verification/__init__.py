@@ -1,0 +1,1 @@
+"""Verifies collective algorithms symbolically and returns a proof or a counterexample."""

@@ -1,0 +1,1 @@
+"""Training runs over weeks: failures, checkpoint cost, restarts, spare nodes and goodput."""

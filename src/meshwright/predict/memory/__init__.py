@@ -1,0 +1,1 @@
+"""Memory prediction per pipeline rank: model states, activations, buffers and runtime."""

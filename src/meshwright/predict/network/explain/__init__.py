@@ -1,0 +1,1 @@
+"""Explains which algorithm and protocol NCCL selects for a collective, and why."""

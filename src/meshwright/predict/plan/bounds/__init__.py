@@ -1,0 +1,1 @@
+"""Lower bounds on step time and memory for the branch-and-bound layout search."""

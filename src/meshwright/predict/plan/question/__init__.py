@@ -1,0 +1,1 @@
+"""`PlanQuestion` and `LayoutSpace`: the inputs of the layout search."""

@@ -1,0 +1,1 @@
+"""Branch-and-bound search over layouts: GPU splits, frames, shapes and whole layouts."""

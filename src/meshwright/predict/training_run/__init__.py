@@ -1,0 +1,1 @@
+"""Inputs of training predictions: `TrainingRun`, framework, step constants and GEMM shapes."""

@@ -1,0 +1,1 @@
+"""Predictions scored against published training, serving, collective and RL measurements."""

@@ -1,0 +1,1 @@
+"""What-if predictions and layout suggestions: one changed parameter, predicted again."""

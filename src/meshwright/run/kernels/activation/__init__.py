@@ -1,0 +1,1 @@
+"""Gated activation kernels (GLU), alone and fused with the following linear layer."""

@@ -1,4 +1,0 @@
-"""The label of a token that does not count: what data writes and the loss leaves out."""
-
-IGNORED = -100
-"""torch's own `ignore_index`."""

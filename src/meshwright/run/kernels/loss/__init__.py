@@ -1,0 +1,1 @@
+"""Cross-entropy kernels, alone and fused with the LM head, with chunked logits."""

@@ -1,0 +1,1 @@
+"""Mixture-of-experts kernels: token permutation, grouped GEMM and fused down projection."""

@@ -1,0 +1,1 @@
+"""RMSNorm kernels for GPU and CPU, with fused residual addition."""

@@ -1,0 +1,1 @@
+"""Attention modules: grouped-query self-attention and multi-head latent attention."""

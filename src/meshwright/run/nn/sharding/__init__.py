@@ -1,0 +1,1 @@
+"""Sharded parameters and the communication hooks at the boundaries of sharded layers."""

@@ -1,0 +1,1 @@
+"""Benchmarks of executed collectives, with MPI and torch.distributed baselines."""

@@ -1,0 +1,1 @@
+"""Expert parallelism: token dispatch and combine by all-to-all between expert ranks."""

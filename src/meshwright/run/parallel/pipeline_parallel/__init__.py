@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages, point-to-point transfers and the schedule runner."""

@@ -1,0 +1,1 @@
+"""Tensor and sequence parallelism, overlapped products and vocabulary sharding."""

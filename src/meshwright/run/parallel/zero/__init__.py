@@ -1,0 +1,4 @@
+"""ZeRO and FSDP sharding: gradient buckets, reduction, shards and parameter gathers.
+
+`GradientSync` coordinates one step; buckets, reducers and shards implement it.
+"""

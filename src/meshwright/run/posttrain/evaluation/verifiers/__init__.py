@@ -1,0 +1,1 @@
+"""Verifiers of text answers and generated programs."""

@@ -1,0 +1,1 @@
+"""Configuration of RL runs: `RLConfig`, objectives, presets and compatibility checks."""

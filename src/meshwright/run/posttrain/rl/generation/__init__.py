@@ -1,0 +1,1 @@
+"""Rollout generation for RL: inline, threaded and replayed engines, and held-out evaluation."""

@@ -1,0 +1,1 @@
+"""Model executors: the interface, the tensor-parallel executor and its follower ranks."""

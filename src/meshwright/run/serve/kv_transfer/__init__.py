@@ -1,0 +1,1 @@
+"""KV cache transfer between engines over shared memory, TCP or NIXL."""

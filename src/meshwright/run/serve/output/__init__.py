@@ -1,0 +1,1 @@
+"""Output processing: detokenization, stop strings, reasoning and tool-call parsing."""

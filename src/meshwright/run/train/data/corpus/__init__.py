@@ -1,0 +1,1 @@
+"""Tokenized corpora on disk: native token shards and Megatron indexed datasets."""

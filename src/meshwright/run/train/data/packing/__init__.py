@@ -1,0 +1,4 @@
+"""Sequence packing: concatenation, best fit and no packing, with cached packing plans.
+
+Each packing implements `SequencePacking`; `packing_cache` stores packing plans on disk.
+"""

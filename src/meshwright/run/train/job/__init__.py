@@ -1,0 +1,1 @@
+"""Training jobs: `TrainJob`, TOML job files, overrides and validation."""

@@ -1,0 +1,1 @@
+"""Reads cluster topology from NCCL, nvidia-smi and Slurm files."""

@@ -1,0 +1,1 @@
+"""Writes timelines as Chrome trace-event JSON for the Perfetto UI."""

@@ -1,0 +1,1 @@
+"""Reads PyTorch and Chakra execution traces, in JSON or protobuf."""

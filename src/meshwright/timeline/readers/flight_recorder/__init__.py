@@ -1,0 +1,1 @@
+"""Reads PyTorch flight recorder dumps: process groups, operations and their progress."""

@@ -1,0 +1,1 @@
+"""Reads PyTorch profiler (Kineto) traces into a `Timeline`."""

@@ -1,0 +1,1 @@
+"""Reads PyTorch CUDA memory snapshots into columns."""

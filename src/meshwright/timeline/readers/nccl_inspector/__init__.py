@@ -1,0 +1,1 @@
+"""Reads JSON records of the NCCL Inspector plugin."""

@@ -1,0 +1,1 @@
+"""Reads NCCL_DEBUG logs: communicators, channels, calls and warnings."""

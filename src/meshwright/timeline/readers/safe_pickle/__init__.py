@@ -1,0 +1,1 @@
+"""Reads untrusted pickles safely: only plain containers and scalars, without running code."""
