@@ -156,8 +156,9 @@ def open_files(processes: Iterable[int], wait_s: float = 5.0) -> int:
     """
     until_s = time.monotonic() + wait_s
     while True:
+        left = _left()  # read first: a socket that closes between the two reads is in neither
         found = [file for process in processes for file in _files(process)]
-        if not _left().intersection(found) or time.monotonic() > until_s:
+        if not left.intersection(found) or time.monotonic() > until_s:
             return len(found)
         time.sleep(0.02)
 
