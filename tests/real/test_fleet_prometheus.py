@@ -52,7 +52,7 @@ def _read(found: Any, cursor: str | None = None) -> tuple[Tables, str | None, li
     """Read everything there is, as whoever ingests does."""
     parts: dict[str, list[pa.Table]] = {name: [] for name in TABLE_SCHEMAS}
     notes: list[str] = []
-    for batch in found.batches(cursor):
+    for batch in found.read_batches(cursor):
         parts[batch.table].append(batch.rows)
         cursor, notes = batch.cursor or cursor, [*notes, *batch.notes]
     joined = {name: pa.concat_tables([TABLE_SCHEMAS[name].empty_table(), *rows])
@@ -142,7 +142,7 @@ def test_nodes_have_their_own_names_and_shares(tables: Tables) -> None:
     assert set(nodes["node"].to_pylist()) == {"n1"}
     assert pc.min_max(nodes["cpu_util"]).as_py() == {"min": 0.25, "max": 0.25}
     assert pc.approximate_median(nodes["io_wait"]).as_py() == 0.25
-    assert pc.approximate_median(nodes["read"]).as_py() == pytest.approx(1e8)
+    assert pc.approximate_median(nodes["storage_read"]).as_py() == pytest.approx(1e8)
     assert pc.approximate_median(nodes["net_tx"]).as_py() == pytest.approx(1e9)
     assert pc.max(nodes["memory_used"]).as_py() == pytest.approx(4e11)
     downs = tables["events"].filter(pc.field("kind") == "infiniband")

@@ -109,16 +109,16 @@ def test_every_job_ends_in_the_table_as_it_ended(ran: Ran) -> None:
     assert (killed["state"], killed["exit_code"], killed["signal"]) == ("failed", 0, 9)
     stopped, late = jobs[one["stopped"], 0], jobs[one["late"], 0]
     assert (stopped["state"], stopped["reason"]) == ("cancelled", "cancelled by root")
-    assert (late["state"], late["limit_s"]) == ("timeout", 60.0)
+    assert (late["state"], late["time_limit_s"]) == ("timeout", 60.0)
     assert late["end_s"] - late["start_s"] >= 60.0
     elements = {key: row for key, row in jobs.items() if row["array"] == one["array"]}
     assert {name for name, _ in elements} == {f"{one['array']}_{task}" for task in (1, 2, 3)}
     assert {row["state"] for row in elements.values()} == {"completed"}
-    assert len({row["number"] for row in elements.values()}) == 3
+    assert len({row["scheduler_id"] for row in elements.values()}) == 3
     first, second = jobs[one["again"], 0], jobs[one["again"], 1]
     assert (first["state"], second["state"]) == ("requeued", "running")
     assert first["end_s"] <= second["start_s"]
-    assert second["work"] == "llama"
+    assert second["workload"] == "llama"
     # Held jobs are not in accounting: only the controller knows them.
     waiting = [row for row in jobs.values() if row["array"] == one["waits"]]
     assert [row["state"] for row in waiting] == ["pending"] * 4
@@ -180,7 +180,7 @@ def test_the_rest_daemon_tells_the_same(ran: Ran) -> None:
     asked = rows(list(open_source(str(ran.cluster.rest_socket), SourceOptions()).read_batches()))
     told = rows(list(commands(ran.cluster).read_batches()))
     there, here = _by_name(asked), _by_name(told)
-    names = ("state", "start_s", "end_s", "submit_s", "gpus", "gpu_kind", "nodes", "number", "team")
+    names = ("state", "start_s", "end_s", "submit_s", "gpus", "gpu_kind", "nodes", "scheduler_id", "team")
     for key, row in there.items():
         assert {name: row[name] for name in names} == {name: here[key][name] for name in names}
     assert set(there) == set(here)
@@ -196,7 +196,7 @@ def test_files_of_what_was_printed_tell_the_same(ran: Ran, tmp_path: Path) -> No
     assert json.loads(document)["jobs"]
     live = _by_name(rows(list(commands(ran.cluster).read_batches())))
     names = ("state", "start_s", "end_s", "submit_s", "eligible_s", "gpus", "nodes", "cpus",
-             "memory_peak", "memory_asked", "limit_s", "work")  # fmt: skip
+             "memory_peak", "memory_requested", "time_limit_s", "workload")  # fmt: skip
     for name in ("sacct.txt", "sacct.json"):
         asked = SourceOptions(kind_options={"zone": zone})
         read = _by_name(rows(list(open_source(str(tmp_path / name), asked).read_batches())))
