@@ -180,7 +180,17 @@ def test_the_rest_daemon_tells_the_same(ran: Ran) -> None:
     asked = rows(list(open_source(str(ran.cluster.rest_socket), SourceOptions()).read_batches()))
     told = rows(list(commands(ran.cluster).read_batches()))
     there, here = _by_name(asked), _by_name(told)
-    names = ("state", "start_s", "end_s", "submit_s", "gpus", "gpu_kind", "nodes", "scheduler_id", "team")
+    names = (
+        "state",
+        "start_s",
+        "end_s",
+        "submit_s",
+        "gpus",
+        "gpu_kind",
+        "nodes",
+        "scheduler_id",
+        "team",
+    )
     for key, row in there.items():
         assert {name: row[name] for name in names} == {name: here[key][name] for name in names}
     assert set(there) == set(here)
