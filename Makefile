@@ -8,7 +8,7 @@ TYPED := src tests benchmarks scripts docs validation $(wildcard examples/*.py)
 export HYPOTHESIS_PROFILE ?= ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-training demo-posttrain test check lint types imports names unit test-slow fuzz format bench docs sizes \
+.PHONY: help setup demo demo-training demo-posttrain test check lint types imports names licenses unit test-slow fuzz format bench docs sizes \
 	coverage clean
 
 help: ## list the targets
@@ -30,7 +30,7 @@ demo-posttrain: .venv/.train ## set up, then teach a small model to sort by rewa
 
 test: check unit docs ## set up, then lint, types, import and naming rules, tests, docs
 
-check: lint types imports names ## lint, types, import rules and naming rules only
+check: lint types imports names licenses ## lint with security rules, types, import rules, naming rules, licences
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -44,6 +44,9 @@ imports: .venv/.dev
 
 names: .venv/.dev
 	$(BIN)/python -m scripts.check_names
+
+licenses: .venv/.dev
+	$(BIN)/python -m scripts.check_licenses
 
 unit: .venv/.dev
 	$(BIN)/pytest -q -n $(WORKERS) -m "not slow"
