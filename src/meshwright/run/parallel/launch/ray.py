@@ -75,8 +75,9 @@ _BODY = '''
 @ray.remote(num_cpus=0, max_retries=0)
 def meeting():
     """Return an address of the first node, and a port that is free there."""
-    with socket.create_server(("", 0)) as listener:
-        return ray.util.get_node_ip_address(), listener.getsockname()[1]
+    address = ray.util.get_node_ip_address()
+    with socket.create_server((address, 0)) as listener:
+        return address, listener.getsockname()[1]
 
 
 @ray.remote(max_retries=0)
