@@ -301,6 +301,9 @@ def test_other_variables_are_written_into_a_job_file(variable: str, capsys: Capt
 def test_shellcheck_finds_nothing_in_a_slurm_script() -> None:
     assert main(["launch", "slurm", "job.toml", "--env", "HF_TOKEN", "-o", "out"]) == 0
     done = subprocess.run(
-        ["shellcheck", "-s", "bash", "--severity=warning", "out"], capture_output=True, text=True, check=False
+        ["shellcheck", "-s", "bash", "--severity=warning", "out"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == ""

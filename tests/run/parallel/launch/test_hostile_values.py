@@ -54,7 +54,7 @@ def run_bash(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ["bash", "-c", text],
         cwd=folder,
         env={"PATH": f"{stubs}:{os.defpath}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1",
-             "SLURM_JOB_NUM_NODES": "1", "HOME": "/home/user"},
+             "SLURM_JOB_NUM_NODES": "1", "HOME": "/somewhere"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
