@@ -1,9 +1,9 @@
 """`mw fleet exporter`: GPUs and training jobs of this machine as a page for Prometheus."""
 
 import argparse
-import sys
 import threading
 
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, TextView
 from meshwright.errors import InputError, Problem
 from meshwright.fleet.exporter import ExporterCollector, JobFolder, render_metrics, serve_metrics
@@ -49,13 +49,16 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.once:
         text = render_metrics(collector)
         return CommandResult(
-            "fleet-exporter/1", {"page": text}, (TextView(text.rstrip("\n")),), (text,)
+            "fleet-exporter/1",
+            {"page": text},
+            (TextView(text.rstrip("\n"), verbatim=True),),
+            (text,),
         )
     hosts = parse_allowed_hosts(args.allowed_hosts, args.host)
     page = serve_metrics(collector, args.host, int(args.port), hosts)
     where = f"http://{args.host}:{page.port}/metrics"
     if not args.quiet:
-        print(f"serving {where}, until Ctrl-C", file=sys.stderr)
+        print_to_stderr(f"serving {where}, until Ctrl-C")
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

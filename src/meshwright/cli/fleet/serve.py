@@ -3,7 +3,6 @@
 import argparse
 import hmac
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from meshwright.cli.fleet.account_reader import read_account
 from meshwright.cli.fleet.flags import open_store, read_scope
 from meshwright.cli.fleet.report_page import render_report_page
 from meshwright.cli.fleet.report_screen import make_result
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.fleet.account import to_gpu_hours
@@ -175,9 +175,9 @@ def run(args: argparse.Namespace) -> CommandResult:
         host, port = serving.server_address[:2]
         place = f"http://{host!s}:{port}"
         if not args.quiet:
-            print(f"{place}/  {place}/report.json  {place}/metrics", file=sys.stderr, flush=True)
+            print_to_stderr(f"{place}/  {place}/report.json  {place}/metrics")
         if not args.token_file and not is_loopback_name(args.host):
             what = "served without a token to whoever can reach it; --token-file names one"
-            print(what, file=sys.stderr, flush=True)
+            print_to_stderr(what)
         serving.serve_forever()
     return CommandResult("fleet-serve/1", {"url": place}, (NoteView("stopped"),))

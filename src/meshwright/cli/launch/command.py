@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         return CommandResult(
             "launch/1", data, (make_fields(done), NoteView(log)), (data["job_id"],)
         )
-    views: tuple[View, ...] = (TextView(text),)
+    views: tuple[View, ...] = (TextView(text, verbatim=True),)
     if args.output:
         views = (make_fields({"wrote": args.output, "name": start.name, "runs on": shape}),)
     hint = _NEXT[args.verb].format(file=args.output or "FILE")
