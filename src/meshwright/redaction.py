@@ -26,8 +26,8 @@ _ENDINGS = ("apikey", "passwd", "password")
 _AT_THE_END = frozenset({"key", "pat", "pwd", "token"})
 """`api_key` and `hf_token` are secrets, `key_bias` and `tokens_per_step` are not. `MYSQL_PWD` is a
 password, `PWD` the folder where a shell stands."""
-_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
-"""The login in `https://user:password@host`."""
+_LOGIN = re.compile(r"(?<=:/)(/?)[^/\s@]+@")
+"""The login in `https://user:password@host`; as the path of a file it has one slash."""
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -44,7 +44,12 @@ def redact_secrets(value: Any, name: str = "") -> Any:
         return {key: redact_secrets(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [redact_secrets(item) for item in value]
-    return _LOGIN.sub("", value) if isinstance(value, str) else value
+    return redact_logins(value) if isinstance(value, str) else value
+
+
+def redact_logins(text: str) -> str:
+    """Return a text in which addresses have no login."""
+    return _LOGIN.sub(r"\1", text)
 
 
 def _names_secret(words: list[str]) -> bool:

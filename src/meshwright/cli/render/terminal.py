@@ -26,6 +26,7 @@ from meshwright.cli.result import (
     View,
 )
 from meshwright.errors import InputError, MeshwrightError, MissingDependency
+from meshwright.redaction import redact_logins
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -78,9 +79,10 @@ def print_error(error: MeshwrightError, mode: str) -> None:
             "error": str(error),
             "problems": problems,
         }
-        sys.stderr.write(escape_json(json.dumps(body, ensure_ascii=False)) + "\n")
+        text = escape_json(json.dumps(body, ensure_ascii=False))
+        sys.stderr.write(redact_logins(text) + "\n")
         return
-    print_to_stderr(*_error_lines(error))
+    print_to_stderr(*map(redact_logins, _error_lines(error)))
 
 
 def _error_lines(error: MeshwrightError) -> list[str]:

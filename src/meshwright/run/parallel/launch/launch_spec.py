@@ -91,7 +91,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 problems.append(Problem("command", what, "leave out line ends and the like"))
         for name, value in self.environment.items():
             if not _VARIABLE.fullmatch(name) or not is_writable(value):
-                what = f"{name}={value!r} is no variable"
+                what = f"{name!r} is no variable, or its value is more than a line"
                 problems.append(Problem("--env", what, "write it like NAME=VALUE, on one line"))
         for name in self.inherited:
             if not _VARIABLE.fullmatch(name):
