@@ -21,10 +21,15 @@ LINES = [
     f"bench serve http://{LOGIN} --api-key {SECRET}",
     f"fleet ingest http://{LOGIN} --cluster c --store s",
     f"fleet ingest https://{LOGIN}/x --cluster c --store s --token {SECRET}",
-    f"fleet ingest slurm+http://{LOGIN} --cluster c --store s",
+    pytest.param(
+        f"fleet ingest slurm+http://{LOGIN} --cluster c --store s", marks=pytest.mark.slow
+    ),
+    pytest.param(
+        f"fleet ingest http://127.0.0.1:1/?token={SECRET} --cluster c --store s",
+        marks=pytest.mark.slow,
+    ),
     f"fleet ingest prometheus+http://{LOGIN} --cluster c --store s",
     f"fleet ingest k8s+https://{LOGIN} --cluster c --store s",
-    f"fleet ingest http://127.0.0.1:1/?token={SECRET} --cluster c --store s",
     f"fleet ingest http://127.0.0.1:1 --cluster c --store s --option password={SECRET}",
     f"fleet serve --store s --token {SECRET}",
     f"train job.toml logging.wandb.api_key={SECRET}",
