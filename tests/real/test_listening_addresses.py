@@ -283,8 +283,7 @@ def test_a_server_that_is_told_to_listens_for_other_machines(tmp_path: Path) -> 
 
 def _store(folder: Path) -> str:
     (folder / "jobs.csv").write_text(
-        "job,attempt,submit_s,start_s,end_s,gpus,num_nodes,user,state\n"
-        "1,0,0,0,7200,8,1,a,completed"
+        "job,attempt,submit_s,start_s,end_s,gpus,num_nodes,user,state\n1,0,0,0,7200,8,1,a,completed"
     )
     store = str(folder / "store")
     words = ["fleet", "ingest", "jobs.csv", "--cluster", "c", "--store", store, "-q"]

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -247,7 +248,7 @@ def _remarks(
     elif outcome.steps < outcome.total_steps:
         yield "the same command goes on from here"
     if profiled is not None and profiled.exists():
-        yield f"mw timeline show {profiled} looks into the profiled steps"
+        yield f"mw timeline show {shlex.quote(str(profiled))} looks into the profiled steps"
 
 
 def summarize_session(outcome: "TrainResult", unit: str = "nats per token") -> FieldsView:
