@@ -177,16 +177,17 @@ def test_words_that_no_file_can_hold_are_refused(text: str) -> None:
 @pytest.mark.parametrize("field", ["folder", "container", "mounts", "log", "socket_ifname", "setup",
                                    "flags", "partition"])  # fmt: skip
 def test_slurm_options_that_no_script_can_hold_are_refused(text: str, field: str) -> None:
-    value = (f"-{text}",) if field in ("setup", "flags") else text
+    changes: dict[str, Any] = {field: (f"-{text}",) if field in ("setup", "flags") else text}
     with pytest.raises(InputError):
-        SlurmOptions(**{field: value})
+        SlurmOptions(**changes)
 
 
 @pytest.mark.parametrize("text", ["a b", "a#b", "'a'", 'a"b', "a\\b"])
 @pytest.mark.parametrize("field", ["account", "partition", "qos", "constraint", "exclude", "log"])
 def test_slurm_options_that_sbatch_reads_otherwise_are_refused(text: str, field: str) -> None:
+    changes: dict[str, Any] = {field: text}
     with pytest.raises(InputError, match="is not one word"):
-        SlurmOptions(**{field: text})
+        SlurmOptions(**changes)
 
 
 @pytest.mark.parametrize("text", UNWRITABLE)

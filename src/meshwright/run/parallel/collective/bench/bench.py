@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from meshwright.errors import InputError, MissingDependency, Problem
 from meshwright.policy.collective.bus_bandwidth import bus_factor
@@ -72,7 +73,7 @@ def _join_started_ranks(backend: str) -> None:
     if world.size > 1:
         init_process_group(world, "cuda" if backend == "nccl" else "cpu")
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def _common_ranks(collectives: Sequence[Collective]) -> int:
