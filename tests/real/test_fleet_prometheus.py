@@ -1,5 +1,6 @@
 """A fleet's telemetry through real servers: Debian's Prometheus and VictoriaMetrics on loopback."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -19,6 +20,7 @@ from meshwright.fleet.ingestion import ingest
 from meshwright.fleet.sources.prometheus import prometheus_source
 from meshwright.fleet.sources.prometheus.client import PrometheusClient
 from meshwright.fleet.sources.prometheus.prometheus_source import PrometheusSource
+from meshwright.fleet.sources.prometheus.promql_text import match_any, match_value
 from meshwright.fleet.sources.source import SourceOptions
 from meshwright.fleet.sources.source_registry import open_source
 from meshwright.fleet.store import FleetStore
@@ -393,3 +395,25 @@ def test_a_real_node_exporter_ends_in_samples_of_this_machine(tmp_path: Path) ->
     assert busy
     assert all(0 <= each <= 1 for each in busy)
     assert all(0 < row["memory_used"] < memory for row in rows)
+
+
+def test_a_value_of_any_characters_is_asked_for_alone(tmp_path: Path) -> None:
+    values = ['a"b', "a\\b", "^a$", "a.b", "axb", "a|b", "[^a]", '"} or up{a="', "a\nb", "🙂"]
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    samples = {
+        f'mw_thing{{UUID="{value.translate(escapes)}"}}': [(T0 + 60.0 * at, float(number))
+                                                          for at in range(3)]
+        for number, value in enumerate(values)
+    }  # fmt: skip
+    if shutil.which("prometheus") is None:
+        pytest.skip("needs Debian's prometheus")
+    with (
+        prometheus(tmp_path, samples) as running,
+        contextlib.closing(PrometheusClient(running.url)) as client,
+    ):
+        for value in values:
+            for matcher in (match_value("UUID", value), match_any("UUID", [value])):
+                found = client.query_instant(f"mw_thing{{{matcher}}}", T0 + 120.0)
+                assert [one.labels["UUID"] for one in found] == [value]
+        everything = match_any("UUID", values)
+        assert len(client.query_instant(f"mw_thing{{{everything}}}", T0 + 120.0)) == len(values)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from meshwright.cli.command_registry import COMMANDS
 from meshwright.cli.parser import Parser, build_parser, join_words
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.render.terminal import disable_color, print_error, print_result
 from meshwright.cli.result import CommandResult
 from meshwright.errors import InputError, MeshwrightError, MissingDependency
@@ -159,8 +160,8 @@ def _own_fault(error: Exception) -> int:
         "w", prefix="meshwright-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
         traceback.print_exception(error, file=file)
-    sys.stderr.write(
-        f"error: meshwright failed ({type(error).__name__}: {error}); this is a bug\n"
-        f"  hint: please report it with {file.name} and the output of mw doctor\n"
+    print_to_stderr(
+        f"error: meshwright failed ({type(error).__name__}: {error}); this is a bug",
+        f"  hint: please report it with {file.name} and the output of mw doctor",
     )
     return INTERNAL_ERROR_EXIT_CODE

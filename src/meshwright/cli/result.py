@@ -26,9 +26,11 @@ class FieldsView(NamedTuple):
 
 
 class TextView(NamedTuple):
-    """Lines printed as they are: configuration files, flags to paste, scripts."""
+    """Lines that are not wrapped: configuration files, flags to paste, advice."""
 
     body: str
+    verbatim: bool = False
+    """Whether a pipe gets every character as it is, as programs that read it on need."""
 
 
 class BarView(NamedTuple):

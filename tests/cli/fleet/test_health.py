@@ -95,3 +95,13 @@ def test_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 )
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     assert main(["fleet", "health", *words]) == 2
+
+
+@pytest.mark.parametrize("name", ['x="}', "a b", "$node", 'a"', "a\\"])
+def test_what_is_no_label_is_not_written_into_dashboards(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fleet", "health", "--dashboards", str(tmp_path / "d"), "--node-label", name]
+    assert main(words) == 2
+    assert "--node-label" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()

@@ -83,3 +83,19 @@ def test_what_cannot_be_served_is_told(store: Path, tmp_path: Path) -> None:
     short.write_text("abc")
     with pytest.raises(InputError, match="16 or more"):
         serve.make_server(parsed("--store", str(store), "--token-file", str(short)))
+
+
+def test_a_name_of_a_stranger_is_not_answered(store: Path) -> None:
+    """A page of another site can have its name lead here; the browser then sends that name."""
+    for words, code in ((), 421), (("--allowed-hosts", "fleet.example"), 200):
+        with serve.make_server(parsed("--store", str(store), *words)) as serving:
+            threading.Thread(target=serving.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{serving.server_address[1]}/metrics"
+            request = urllib.request.Request(url, headers={"Host": "fleet.example"})
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    found = answer.status
+            except urllib.error.HTTPError as error:
+                found = error.code
+            serving.shutdown()
+        assert found == code

@@ -1,7 +1,10 @@
 """`mw launch`: dry unless asked, and what it refuses before a queue would."""
 
+import ast
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -133,7 +136,7 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_it_queues(
         (["--gpus-per-node", "5"], "16 ranks do not fill nodes of 5 GPUs"),
         (["--gpus-per-node", "0"], "--gpus-per-node: 0 is not a whole number"),
         (["--wrap", "'open"], '--wrap: "\'open" is no line of shell'),
-        (["--env", "WORDS"], "--env: 'WORDS' sets nothing"),
+        (["--env", "TWO WORDS"], "--env: 'TWO WORDS' sets nothing"),
         (["--cpus-per-rank", "many"], "--cpus-per-rank"),
         (["--partitoin", "x"], "did you mean --partition?"),
         (["layout.dp=0"], "command line: layout.dp"),
@@ -216,3 +219,91 @@ def test_a_flag_too_early_is_told_where_it_belongs(
 def test_a_ray_driver_is_printed(capsys: Captured) -> None:
     assert main(["launch", "ray", "job.toml"]) == 0
     compile(capsys.readouterr().out, "driver.py", "exec")
+
+
+HOSTILE_NAMES = (
+    'a"""+str(__import__("os").system("touch PWNED"))+""".toml',
+    "a\ntouch PWNED\n.toml",
+    "a\n#SBATCH --wrap=id\n.toml",
+    "a\nHEALTH\ntouch PWNED\n.toml",
+    "$(touch PWNED).toml",
+    "`touch PWNED`.toml",
+    "a; touch PWNED.toml",
+    "a'b.toml",
+    'a"b.toml',
+    "a\u2028kind: Pod.toml",
+    "a\x85kind: Pod.toml",
+    "\x1b]0;title\x07.toml",
+    "a\r\ntouch PWNED.toml",
+)
+LAUNCHERS = ("slurm", "k8s", "ray")
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["trainer", "wrap"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_job_file_of_any_name_runs_nothing_of_its_name(
+    name: str, launcher: str, wrapped: bool, capsys: Captured
+) -> None:
+    Path(name).write_text(JOB)
+    words = ["launch", launcher, name, "--name", "ok", "-o", "out"]
+    pod = ["data.cache_dir=/data/cache", "--image", "i:1", "--volume-claim", "data:/data"]
+    words += pod if launcher == "k8s" else []
+    words += ["--wrap", "python train.py"] if wrapped else []
+    code = main(words)
+    assert code in (0, 2)
+    assert "\x1b" not in capsys.readouterr().err
+    if code:
+        return
+    text = Path("out").read_text()
+    if launcher == "slurm":
+        assert subprocess.run(["bash", "-n", "out"], check=False).returncode == 0
+        commands = [line for line in text.splitlines() if line and line[0] not in "# "]
+        assert not any(line.startswith("touch") for line in commands)
+    elif launcher == "k8s":
+        assert {part["kind"] for part in yaml.safe_load_all(text)} <= {"ConfigMap", "JobSet"}
+    else:
+        kinds = {type(node).__name__ for node in ast.parse(text).body}
+        assert kinds == {"Import", "ImportFrom", "Assign", "FunctionDef", "If"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "variable",
+    ["WANDB_API_KEY=k3y", "HF_TOKEN=k3y", "AWS_SECRET_ACCESS_KEY=k3y", "PGPASSWORD=k3y",
+     "MYSQL_PWD=k3y", "HTTPS_PROXY=http://me:k3y@proxy:80"],
+)  # fmt: skip
+def test_a_secret_is_not_written_into_a_job_file(
+    launcher: str, variable: str, capsys: Captured
+) -> None:
+    image = ["--image", "i:1"] if launcher == "k8s" else []
+    words = ["launch", launcher, "job.toml", "--wrap", "python train.py", *image]
+    assert main([*words, "--env", variable]) == 2
+    said = capsys.readouterr()
+    assert "looks like a secret" in said.err
+    assert "k3y" not in said.err + said.out
+    assert main([*words, "--env", variable.partition("=")[0]]) == 0
+    assert variable.partition("=")[0] in capsys.readouterr().out
+    assert main([*words, "--env", variable, "--plain-secrets"]) == 0
+    assert "k3y" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["PWD=/data", "TOKENIZERS_PARALLELISM=false", "KEYS_PER_SHARD=8", "OMP_NUM_THREADS=4"],
+)
+def test_other_variables_are_written_into_a_job_file(variable: str, capsys: Captured) -> None:
+    assert main(["launch", "slurm", "job.toml", "--env", variable]) == 0
+    assert f"export {variable}" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+def test_shellcheck_finds_nothing_in_a_slurm_script() -> None:
+    assert main(["launch", "slurm", "job.toml", "--env", "HF_TOKEN", "-o", "out"]) == 0
+    done = subprocess.run(
+        ["shellcheck", "-s", "bash", "--severity=warning", "out"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""

@@ -14,13 +14,14 @@ pytest.importorskip("torch", reason="ranks meet at a store of torch's")
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from meshwright.errors import InputError
 from meshwright.run.nn.decoder_builder import build_decoder
 from meshwright.run.nn.huggingface import save_hf_checkpoint
 from meshwright.run.nn.weight_init import materialize
 from meshwright.run.parallel.launch import config_consensus, store_client
+from meshwright.run.parallel.launch.store_server import open_store_server
 from meshwright.run.train.distributed_init import init_mesh, reject_job_on_all_ranks
 from meshwright.run.train.job.job_file import read_job
 from meshwright.run.train.job.train_job import TrainJob
@@ -183,7 +184,7 @@ def test_a_port_in_use(
 
 
 def test_a_port_where_another_job_has_met(tokens: Path, tmp_path: Path) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = open_store_server()
     for rank in (1, 0):
         PrefixStore("meshwright", store).set(f"job/{rank}", "")
         PrefixStore("meshwright", store).add(f"came/{rank}", 1)

@@ -66,8 +66,8 @@ def render_report(found: RunOverview, reached: str = "") -> str:
         f"{render_fields(render_header(found, reached).items())}\n<noscript>The charts need "
         f"JavaScript.</noscript>\n"
         f'{sections}\n{tail}\n<div id="tip"></div>\n'
-        f'<script type="application/json" id="data">{_embedded(found)}</script>\n'
-        f"<script>\n{read_asset('script.js')}</script>",
+        f'<script type="application/json" id="data">{_embedded(found)}</script>',
+        f"\n{read_asset('script.js')}",
     )
 
 

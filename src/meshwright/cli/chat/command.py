@@ -16,6 +16,7 @@ from meshwright.cli.flags.engine import (
 )
 from meshwright.cli.flags.sampling import add_sampling, read_sampling_params
 from meshwright.cli.parser import add_common
+from meshwright.cli.render.safe_text import escape_lines
 from meshwright.cli.result import CommandResult, NoteView
 from meshwright.errors import InputError, Problem
 
@@ -91,4 +92,5 @@ def _next(say: list[str], said: int) -> str | None:
 
 
 def _show(piece: "RequestOutput") -> None:
-    print(piece.text, end="", flush=True)
+    text = escape_lines(piece.text) if sys.stdout.isatty() else piece.text
+    print(text, end="", flush=True)

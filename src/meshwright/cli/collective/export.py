@@ -74,7 +74,10 @@ def run(args: argparse.Namespace) -> CommandResult:
     data = {"target": args.to, "file": args.out, "text": text}
     if args.out is None:
         return CommandResult(
-            "collective.export/1", data, (TextView(text), *notes), (text.rstrip("\n"),)
+            "collective.export/1",
+            data,
+            (TextView(text, verbatim=True), *notes),
+            (text.rstrip("\n"),),
         )
     write_text(args.out, text)
     shown: View = TextView(f"wrote {args.out}")

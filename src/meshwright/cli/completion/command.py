@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> CommandResult:
     """Answer with the script, or with the words that may follow."""
     if args.shell != "words":
         body = _SCRIPTS[args.shell]
-        return CommandResult("completion/1", {"script": body}, (TextView(body),), (body.strip(),))
+        return CommandResult(
+            "completion/1", {"script": body}, (TextView(body, verbatim=True),), (body.strip(),)
+        )
     words = complete_words(args.typed, args.command_table)
     text = "\n".join(words)
     return CommandResult(

@@ -1,13 +1,14 @@
 """`mw fleet exporter`: GPUs and training jobs of this machine as a page for Prometheus."""
 
 import argparse
-import sys
 import threading
 
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, TextView
 from meshwright.errors import InputError, Problem
 from meshwright.fleet.exporter import ExporterCollector, JobFolder, render_metrics, serve_metrics
 from meshwright.fleet.exporter.server import DEFAULT_PORT
+from meshwright.http_pages.allowed_hosts import ALLOWED_HOSTS_HELP, parse_allowed_hosts
 
 EXAMPLES = (
     "mw fleet exporter",
@@ -30,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", metavar="N", default=str(DEFAULT_PORT), help=f"port ({DEFAULT_PORT})"
     )
+    parser.add_argument("--allowed-hosts", metavar="NAMES", help=ALLOWED_HOSTS_HELP)
     parser.add_argument("--once", action="store_true", help="print the page and end")
 
 
@@ -47,12 +49,16 @@ def run(args: argparse.Namespace) -> CommandResult:
     if args.once:
         text = render_metrics(collector)
         return CommandResult(
-            "fleet-exporter/1", {"page": text}, (TextView(text.rstrip("\n")),), (text,)
+            "fleet-exporter/1",
+            {"page": text},
+            (TextView(text.rstrip("\n"), verbatim=True),),
+            (text,),
         )
-    page = serve_metrics(collector, args.host, int(args.port))
+    hosts = parse_allowed_hosts(args.allowed_hosts, args.host)
+    page = serve_metrics(collector, args.host, int(args.port), hosts)
     where = f"http://{args.host}:{page.port}/metrics"
     if not args.quiet:
-        print(f"serving {where}, until Ctrl-C", file=sys.stderr)
+        print_to_stderr(f"serving {where}, until Ctrl-C")
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

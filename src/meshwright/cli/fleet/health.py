@@ -15,6 +15,7 @@ from meshwright.fleet.health.dashboards import render_dashboards
 from meshwright.fleet.health.hooks.hook_files import HOOK_KINDS, write_hooks
 from meshwright.fleet.health.score import ACTION_ORDER, NodeHealth, format_action
 from meshwright.fleet.health.xids import REPAIR_STEPS, advise_xid, find_xid
+from meshwright.fleet.sources.prometheus.promql_text import check_label
 from meshwright.fleet.time_format import format_range
 from meshwright.spec.name_suggestions import build_unknown_name_problem
 from meshwright.spec.units import parse_count
@@ -205,6 +206,7 @@ def _written(args: argparse.Namespace) -> CommandResult:
             NoteView(f"{len(list_alerts())} alerts; check them: promtool check rules {args.rules}")
         )
     if args.dashboards:
+        _require_label(args.node_label)
         files += _write(Path(args.dashboards), render_dashboards(args.node_label))
     views: tuple[View, ...] = (make_table("file", [(file,) for file in files]), *notes)
     return CommandResult("fleet-health-files/1", {"files": files}, views, tuple(files))
@@ -216,6 +218,14 @@ _NEXT = {
     "kubernetes": "kubectl apply -f {folder}/configmap.yaml, mount it in node-problem-detector and "
     "add --config.custom-plugin-monitor and --config.system-log-monitor with the two files",
 }
+
+
+def _require_label(name: str) -> None:
+    try:
+        check_label(name)
+    except ValueError as error:
+        fix = "use letters, digits and underscores, such as Hostname or instance"
+        raise InputError([Problem("--node-label", str(error), fix)]) from None
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> list[str]:

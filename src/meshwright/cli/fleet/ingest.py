@@ -10,7 +10,9 @@ from pathlib import Path
 
 from meshwright.cli.flags.time_range import add_times, read_time_range
 from meshwright.cli.fleet.flags import add_store, open_store
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView, make_fields, make_table
+from meshwright.control_characters import escape_control_characters
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.fleet.ingestion import IngestResult, ingest
 from meshwright.fleet.sources.source import Secret, SourceOptions, TelemetrySource
@@ -105,7 +107,8 @@ def _one(args: argparse.Namespace, store: FleetStore, source: TelemetrySource) -
         if not args.quiet and sys.stderr.isatty():
             rows = sum(so_far.total)
             line = f"{so_far.source}: {rows:,} rows, {format_seconds(so_far.duration_s)}"
-            print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
+            shown = escape_control_characters(line[:100])
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
     try:
         return ingest(store, source, from_start=args.from_start, progress=told)
@@ -130,12 +133,12 @@ def _go_on(
             try:
                 found = _one(args, store, source)
             except MeshwrightError as error:
-                print(f"{_clock()} {source.name}: {error}", file=sys.stderr)
+                print_to_stderr(f"{_clock()} {source.name}: {error}")
                 continue
             if not args.quiet:
                 put = found.total
                 line = f"{put.new:,} new, {put.updates:,} changed, {put.duplicates:,} known"
-                print(f"{_clock()} {source.name}: {line}", file=sys.stderr)
+                print_to_stderr(f"{_clock()} {source.name}: {line}")
         if limits is not None:
             store.apply_retention(limits)
         args.from_start = False
@@ -162,7 +165,7 @@ def _asked(args: argparse.Namespace) -> SourceOptions:
 
     def tell(said: str) -> None:
         if not args.quiet:
-            print(said, file=sys.stderr, flush=True)
+            print_to_stderr(said)
 
     return SourceOptions(
         args.cluster, since_s, until_s, step_s, _token(args), args.ca_file, options, tell

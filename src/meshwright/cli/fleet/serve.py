@@ -3,12 +3,10 @@
 import argparse
 import hmac
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +15,19 @@ from meshwright.cli.fleet.account_reader import read_account
 from meshwright.cli.fleet.flags import open_store, read_scope
 from meshwright.cli.fleet.report_page import render_report_page
 from meshwright.cli.fleet.report_screen import make_result
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.fleet.account import to_gpu_hours
 from meshwright.fleet.account.prices import parse_prices
 from meshwright.fleet.account.report import FleetReport, build_report
 from meshwright.fleet.store import TableSize
+from meshwright.http_pages.allowed_hosts import (
+    ALLOWED_HOSTS_HELP,
+    is_loopback_name,
+    parse_allowed_hosts,
+)
+from meshwright.http_pages.page_server import Page, PageRequest, PageServer
 from meshwright.spec.units import parse_count, parse_seconds
 
 EXAMPLES = (
@@ -46,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--token-file", metavar="FILE",
         help="answer only who sends `Authorization: Bearer` with what this file holds",
     )  # fmt: skip
+    serving.add_argument("--allowed-hosts", metavar="NAMES", help=ALLOWED_HOSTS_HELP)
 
 
 class RenderedReport(NamedTuple):
@@ -112,52 +118,36 @@ def render_metrics(report: FleetReport, sizes: dict[str, TableSize]) -> Iterator
             yield f'meshwright_fleet_known_until_seconds{{table="{name}"}} {one.last_s:.3f}'
 
 
-def make_server(args: argparse.Namespace) -> ThreadingHTTPServer:
+_FORMS = {
+    "/": ("text/html; charset=utf-8", "page"),
+    "/report.json": ("application/json", "data"),
+    "/metrics": ("text/plain; version=0.0.4; charset=utf-8", "metrics"),
+}
+"""Paths, with the type and the form of the report that is there."""
+
+
+def make_server(args: argparse.Namespace) -> PageServer:
     """Return a server that answers once `serve_forever` is called."""
     reports, token = ReportCache(args), _token(args)
     port = parse_count(args.port, "--port")
+    allowed_hosts = parse_allowed_hosts(args.allowed_hosts, args.host)
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version = "meshwright", ""
-
-        def do_GET(self) -> None:
-            """Answer one of three paths."""
-            sent = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-            if token and not hmac.compare_digest(sent.encode(), token):
-                self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"a bearer token is needed\n")
-                return
-            place = self.path.partition("?")[0]
-            forms = {
-                "/": ("text/html; charset=utf-8", "page"),
-                "/report.json": ("application/json", "data"),
-                "/metrics": ("text/plain; version=0.0.4; charset=utf-8", "metrics"),
-            }
-            if place not in forms:
-                told = f"there are {', '.join(forms)}\n".encode()
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", told)
-                return
-            try:
-                made = reports.latest()
-            except MeshwrightError as error:
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n".encode())
-                return
-            kind, form = forms[place]
-            self._answer(HTTPStatus.OK, kind, getattr(made, form))
-
-        def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-            """Say nothing: headers and addresses are nobody's business."""
+    def answer(request: PageRequest) -> Page:
+        sent = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if token and not hmac.compare_digest(sent.encode("utf-8", "replace"), token):
+            return Page(b"a bearer token is needed\n", status=HTTPStatus.UNAUTHORIZED)
+        if request.path not in _FORMS:
+            told = f"there are {', '.join(_FORMS)}\n".encode()
+            return Page(told, status=HTTPStatus.NOT_FOUND)
+        try:
+            made = reports.latest()
+        except MeshwrightError as error:
+            return Page(f"{error}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+        kind, form = _FORMS[request.path]
+        return Page(getattr(made, form), kind)
 
     try:
-        return ThreadingHTTPServer((args.host, port), Handler)
+        return PageServer((args.host, port), answer, allowed_hosts)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         what = f"{args.host}:{port} cannot be served at: {reason}"
@@ -185,9 +175,9 @@ def run(args: argparse.Namespace) -> CommandResult:
         host, port = serving.server_address[:2]
         place = f"http://{host!s}:{port}"
         if not args.quiet:
-            print(f"{place}/  {place}/report.json  {place}/metrics", file=sys.stderr, flush=True)
-        if not args.token_file and args.host not in ("127.0.0.1", "::1", "localhost"):
+            print_to_stderr(f"{place}/  {place}/report.json  {place}/metrics")
+        if not args.token_file and not is_loopback_name(args.host):
             what = "served without a token to whoever can reach it; --token-file names one"
-            print(what, file=sys.stderr, flush=True)
+            print_to_stderr(what)
         serving.serve_forever()
     return CommandResult("fleet-serve/1", {"url": place}, (NoteView("stopped"),))

@@ -179,7 +179,7 @@ def _answer(
             for each in found
             for choice in each.outputs
         ]
-        views += [TextView(each.text) for each in found]
+        views += [TextView(each.text, verbatim=True) for each in found]
         rate = f"{seconds:.1f} s, {written / seconds:,.0f} a second"
         views.append(NoteView(f"{format_quantity(written, 'token')} in {rate}"))
         if left:

@@ -16,7 +16,7 @@ import msgspec
 from meshwright.cli.flags.job_outline import JobOutline, read_outline, resolve_path
 from meshwright.cli.flags.overrides import parse_overrides
 from meshwright.cli.flags.rl_run import parse_rl_config
-from meshwright.cli.launch.flags import add_options, parse_named_values, read_options
+from meshwright.cli.launch.flags import add_options, parse_variables, read_options
 from meshwright.cli.launch.pods import choose_pod_folder, find_pod_problems
 from meshwright.cli.parser import add_common, add_verbs
 from meshwright.cli.render.files import write_text
@@ -101,8 +101,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="interpreter on the nodes (default: this one; in a container python)",
         )  # fmt: skip
         each.add_argument(
-            "--env", action="append", default=[], metavar="NAME=VALUE",
-            help="a variable for every rank; may be given again",
+            "--env", action="append", default=[], metavar="NAME[=VALUE]",
+            help="a variable for every rank; without a value it is read where the job is started, "
+            "as secrets must be; may be given again",
+        )  # fmt: skip
+        each.add_argument(
+            "--plain-secrets", action="store_true",
+            help="with --env: write values of variables that look like secrets into the file",
         )  # fmt: skip
         each.add_argument("-o", "--output", metavar="FILE", help="write it there, do not print it")
         each.add_argument(
@@ -135,7 +140,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         return CommandResult(
             "launch/1", data, (make_fields(done), NoteView(log)), (data["job_id"],)
         )
-    views: tuple[View, ...] = (TextView(text),)
+    views: tuple[View, ...] = (TextView(text, verbatim=True),)
     if args.output:
         views = (make_fields({"wrote": args.output, "name": start.name, "runs on": shape}),)
     hint = _NEXT[args.verb].format(file=args.output or "FILE")
@@ -214,13 +219,15 @@ def _start(
     """Return what is started; `file` and `folder` are where ranks have the job and the run."""
     file, folder = file or args.job, folder or args.output_dir or ""
     words = ["train", file, *args.files, *(("--output-dir", folder) if folder else ())]
+    variables = parse_variables(args.env, args.verb, plain_secrets=args.plain_secrets)
     own = _words(args.wrap) if args.wrap is not None else ()
     return LaunchSpec(
         name=args.name or Path(args.job).stem,
         command=own or (python, "-m", "meshwright", *words),
         module=() if own else ("-m", "meshwright", *words),
         node_shape=fit_ranks_to_nodes(job.layout.gpus, job.gpus_per_node, job.device),
-        environment=parse_named_values(args.env, "--env"),
+        environment=variables.values,
+        inherited=variables.inherited,
         source=args.job,
     )
 

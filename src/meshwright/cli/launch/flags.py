@@ -4,18 +4,22 @@ Options are of the site more often than of the job, so that a site can set them 
 """
 
 import argparse
-from collections.abc import Mapping
-from typing import Any, TypeVar, get_origin
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, get_origin
 
 import msgspec
 
 from meshwright.cli.flags.spec_fields import flag_name, variable_name
 from meshwright.errors import InputError, Problem
+from meshwright.redaction import is_secret
+from meshwright.spec.field_checks import raise_problems
 from meshwright.spec.field_docs import FieldDoc, list_field_docs
 from meshwright.spec.serialization import decode
 from meshwright.spec.units import parse_bytes
 
 O = TypeVar("O", bound=msgspec.Struct)  # noqa: E741 - options
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN = ("folder",)
 """Set by a flag that every launcher has."""
 _RENAMED = {
@@ -82,14 +86,44 @@ def _lower(doc: str) -> str:
     return doc[:1].lower() + doc[1:].rstrip(".")
 
 
-def parse_named_values(words: list[str], flag: str) -> dict[str, str]:
-    """Read `NAME=VALUE` words."""
-    wrong = [word for word in words if not word.partition("=")[1] or word.startswith("=")]
-    if wrong:
-        raise InputError(
-            Problem(flag, f"{word!r} sets nothing", "write it like NAME=VALUE") for word in wrong
-        )
-    return {word.partition("=")[0]: word.partition("=")[2] for word in words}
+class GivenVariables(NamedTuple):
+    """What `--env` sets."""
+
+    values: dict[str, str]
+    """Variables with their values."""
+    inherited: tuple[str, ...]
+    """Variables that are read where the job is started."""
+
+
+def parse_variables(
+    words: Sequence[str], launcher: str, *, plain_secrets: bool = False
+) -> GivenVariables:
+    """Read `NAME=VALUE` and `NAME` words of `--env`; the value of a secret is refused.
+
+    The file that is written is often kept or sent on, and no place for a password.
+    """
+    values, inherited, problems = dict[str, str](), list[str](), list[Problem]()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            if not _VARIABLE.fullmatch(name):
+                fix = "write it like NAME=VALUE, or NAME alone"
+                problems.append(Problem("--env", f"{word!r} sets nothing", fix))
+            inherited.append(name)
+        elif is_secret(name, value) and not plain_secrets:
+            what = f"{name} looks like a secret, and its value would stand in the file"
+            problems.append(Problem("--env", what, _SECRET_FIX[launcher].format(name=name)))
+        else:
+            values[name] = value
+    raise_problems(problems)
+    return GivenVariables(values, tuple(dict.fromkeys(inherited)))
+
+
+_SECRET_FIX = {
+    "slurm": "give --env {name} alone, which is read where sbatch is called, or --plain-secrets",
+    "k8s": "give --env {name} alone, which is read from a Secret (--secret), or --plain-secrets",
+    "ray": "give --env {name} alone, which the driver reads where it runs, or --plain-secrets",
+}
 
 
 def _flagged(problem: Problem) -> Problem:

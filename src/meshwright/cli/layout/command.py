@@ -218,7 +218,10 @@ def _export(resolved: ResolvedWork, to: str) -> CommandResult:
         "problems": [problem._asdict() for problem in violated],
     }
     return CommandResult(
-        "layout.export/1", data, (TextView(exported.text), *notes), (exported.text.strip(),)
+        "layout.export/1",
+        data,
+        (TextView(exported.text, verbatim=True), *notes),
+        (exported.text.strip(),),
     )
 
 

@@ -1,6 +1,7 @@
 """A plan as words to paste: the `mw simulate` line that predicts it, and a framework's settings."""
 
 import argparse
+import re
 import shlex
 from typing import Any
 
@@ -17,6 +18,8 @@ from meshwright.spec.units import format_count, parse_count
 from meshwright.spec.workload import TrainingWorkload
 
 WIDTH = 78
+_SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
+"""A word of a shell's line, with the spaces that are quoted in it."""
 
 
 def format_simulate_command(request: PlanRequest, plan: Plan, args: argparse.Namespace) -> str:
@@ -79,7 +82,7 @@ def _workload_flags(request: PlanRequest) -> list[str]:
         value = _at(workload, field.name)
         if value not in (None, (), field.default):
             text = ",".join(value) if isinstance(value, tuple) else _number(value)
-            found.append(f"{flag_name(field.name)} {text}")
+            found.append(f"{flag_name(field.name)} {shlex.quote(text)}")
     return found
 
 
@@ -98,8 +101,13 @@ def _number(value: Any) -> str:
 
 def wrap_command(line: str) -> str:
     """Break a command between its flags, so that it fits a screen and can still be pasted."""
-    flags = line.replace(" --", "\n--").split("\n")
-    rows = [flags[0]]
+    flags: list[str] = []
+    for word in _SHELL_WORD.findall(line):
+        if word.startswith("--") or not flags:
+            flags.append(word)
+        else:
+            flags[-1] += f" {word}"
+    rows = flags[:1]
     for flag in flags[1:]:
         if len(rows[-1]) + len(flag) + 3 > WIDTH:
             rows.append(f"  {flag}")

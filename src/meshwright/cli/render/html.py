@@ -1,5 +1,7 @@
 """One HTML file that needs nothing from outside: the head and the style that every page shares."""
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,13 +10,30 @@ from importlib.resources import files
 from meshwright.cli.result import BarView, FieldsView, NoteView, TableView, TextView, View
 
 
-def render_page(title: str, body: str) -> str:
-    """Return the whole file around a page's body."""
+def render_page(title: str, body: str, script: str = "") -> str:
+    """Return the whole file around a page's body, which ends with the one script that may run."""
+    policy = _content_security_policy(script)
+    end = f"\n<script>{script}</script>" if script else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="referrer" content="no-referrer">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{read_asset('style.css')}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+        f"<h1>{escape(title)}</h1>\n{body}{end}\n</body>\n</html>\n"
+    )
+
+
+def _content_security_policy(script: str) -> str:
+    """Return what a page may do: nothing from outside, and no script but its own.
+
+    So even a name that some part did not escape could run nothing and send nothing.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    scripts = f"script-src 'sha256-{digest}'; " if script else ""
+    return (
+        f"default-src 'none'; {scripts}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
 
 

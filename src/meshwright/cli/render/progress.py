@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from meshwright.control_characters import escape_control_characters
 from meshwright.predict.plan.search.branch_and_bound import PlanProgress, Report
 from meshwright.spec.units import format_seconds
 
@@ -32,7 +33,7 @@ class ProgressLine:
     def show(self, text: str) -> None:
         """Show a text in place of the one before."""
         if self._shown:
-            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.write(f"\r\x1b[K{escape_control_characters(text)}")
             sys.stderr.flush()
 
 
@@ -50,9 +51,9 @@ def show_search_progress(
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
         TimeElapsedColumn(),
     )
     with Drawn(*columns, console=Console(stderr=True), transient=True) as drawn:

@@ -10,6 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from meshwright.cli.render.column_widths import GAP, fit_columns, scale_bars
+from meshwright.cli.render.safe_text import (
+    escape_json,
+    escape_lines,
+    escape_view,
+    print_to_stderr,
+)
 from meshwright.cli.result import (
     BarView,
     CommandResult,
@@ -20,6 +26,7 @@ from meshwright.cli.result import (
     View,
 )
 from meshwright.errors import InputError, MeshwrightError, MissingDependency
+from meshwright.redaction import redact_logins
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -43,16 +50,23 @@ def print_result(answer: CommandResult, mode: str) -> None:
     """Print an answer; `mode` is `json`, `quiet` or `auto`."""
     if mode == "json":
         envelope = {"schema": f"meshwright.{answer.schema}", **answer.data}
-        sys.stdout.write(json.dumps(envelope, indent=2, ensure_ascii=False) + "\n")
-    elif mode == "quiet":
-        sys.stdout.writelines(f"{line}\n" for line in answer.quiet_lines)
-    elif sys.stdout.isatty():
-        _pretty(answer.views)
-    else:
-        for index, view in enumerate(answer.views):
-            if _stands_apart(answer.views, index):
-                sys.stdout.write("\n")
-            _plain(view, sys.stdout)
+        text = json.dumps(envelope, indent=2, ensure_ascii=False)
+        sys.stdout.write(escape_json(text) + "\n")
+        return
+    is_terminal = sys.stdout.isatty()
+    if mode == "quiet":
+        exact = not is_terminal and any(getattr(view, "verbatim", False) for view in answer.views)
+        lines = answer.quiet_lines if exact else map(escape_lines, answer.quiet_lines)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        return
+    views = tuple(escape_view(view, is_terminal=is_terminal) for view in answer.views)
+    if is_terminal:
+        _pretty(views)
+        return
+    for index, view in enumerate(views):
+        if _stands_apart(views, index):
+            sys.stdout.write("\n")
+        _plain(view, sys.stdout)
 
 
 def print_error(error: MeshwrightError, mode: str) -> None:
@@ -65,10 +79,10 @@ def print_error(error: MeshwrightError, mode: str) -> None:
             "error": str(error),
             "problems": problems,
         }
-        sys.stderr.write(json.dumps(body, ensure_ascii=False) + "\n")
+        text = escape_json(json.dumps(body, ensure_ascii=False))
+        sys.stderr.write(redact_logins(text) + "\n")
         return
-    for line in _error_lines(error):
-        sys.stderr.write(line + "\n")
+    print_to_stderr(*map(redact_logins, _error_lines(error)))
 
 
 def _error_lines(error: MeshwrightError) -> list[str]:

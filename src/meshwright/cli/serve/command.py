@@ -2,7 +2,6 @@
 
 import argparse
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from meshwright.cli.flags.engine import (
 )
 from meshwright.cli.flags.problems import declare_flag_names
 from meshwright.cli.parser import add_common
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView
 from meshwright.cli.serve.engines import add_engines, start_engines
 from meshwright.errors import InputError, Problem
@@ -132,12 +132,12 @@ def run(args: argparse.Namespace) -> CommandResult:
         if not len(keys) and settings.host not in _LOOPBACK:
             lines.append(f"whoever reaches {settings.host} may ask: there are no API keys")
         if not args.quiet:
-            print(*lines, sep="\n", file=sys.stderr)
+            print_to_stderr(*lines)
         app = create_app(engine, words, settings)
         starting.close()
 
         def ready(url: str) -> None:
-            print(f"serving {settings.model} at {url}/v1", file=sys.stderr, flush=True)
+            print_to_stderr(f"serving {settings.model} at {url}/v1")
 
         run_server(app, settings, started=ready, sockets=sockets)
     gauges = engine.stats()

@@ -1,6 +1,7 @@
 """`mw timeline show|perfetto|repair`: look into a recorded timeline, open it in Perfetto."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from meshwright.cli.parser import add_common, add_verbs
@@ -77,7 +78,8 @@ def _of_run(folder: Path) -> str:
 
 def _notes(damaged: list[str], folder: str) -> list[NoteView]:
     """Say what is damaged, and what may mend it."""
-    mending = f"mw timeline repair {folder} closes files that a killed writer left open"
+    line = shlex.join(("mw", "timeline", "repair", folder))
+    mending = f"{line} closes files that a killed writer left open"
     return [NoteView(text) for text in (*damaged, mending)] if damaged else []
 
 

@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-import sys
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ import msgspec
 
 from meshwright.cli.flags.overrides import parse_overrides
 from meshwright.cli.parser import add_common
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, FieldsView, NoteView, View, make_fields
 from meshwright.cli.train.config_values import list_config_values
 from meshwright.cli.train.local_ranks import find_run_folder, run_local_ranks
@@ -197,7 +198,7 @@ def _trained(
         if not speaks:
             raise
         report = write_report(folder, job, "stopped", make_fields({"stopped": stop}))
-        print(f"note: wrote {report}", file=sys.stderr)
+        print_to_stderr(f"note: wrote {report}")
         raise
     if not speaks:
         raise SystemExit(0)  # without a word, in whatever form the first rank answers
@@ -247,7 +248,7 @@ def _remarks(
     elif outcome.steps < outcome.total_steps:
         yield "the same command goes on from here"
     if profiled is not None and profiled.exists():
-        yield f"mw timeline show {profiled} looks into the profiled steps"
+        yield f"mw timeline show {shlex.quote(str(profiled))} looks into the profiled steps"
 
 
 def summarize_session(outcome: "TrainResult", unit: str = "nats per token") -> FieldsView:
@@ -328,7 +329,7 @@ def _notes_for_people() -> Iterator[None]:
             message: Warning | str, category: type[Warning], filename: str, *rest: Any
         ) -> None:
             if category is UserWarning and "meshwright" in Path(filename).parts:
-                print(f"note: {message}", file=sys.stderr)
+                print_to_stderr(f"note: {message}")
             else:
                 before(message, category, filename, *rest)
 

@@ -4,12 +4,12 @@ import argparse
 import json
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshwright.cli.flags.job_outline import read_outline
 from meshwright.cli.flags.overrides import parse_overrides
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.train.recipe import is_recipe
 from meshwright.errors import InputError, Problem
 from meshwright.run.parallel.launch import local
@@ -48,9 +48,9 @@ def run_local_ranks(args: argparse.Namespace, loop: int | None = None) -> int:
         if args.json:
             text = "; ".join((what, *more))
             error = {"exit_code": ending.exit_code, "error": text, "problems": []}
-            print(json.dumps({"schema": "meshwright.error/1", **error}), file=sys.stderr)
+            print_to_stderr(json.dumps({"schema": "meshwright.error/1", **error}))
         else:
-            print("\n  ".join((f"error: {what}", *more)), file=sys.stderr)
+            print_to_stderr("\n  ".join((f"error: {what}", *more)))
     return ending.exit_code
 
 

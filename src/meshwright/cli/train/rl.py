@@ -4,13 +4,13 @@ import argparse
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.cli.flags.overrides import parse_overrides
 from meshwright.cli.flags.rl_run import PRESETS, load_rl_config, parse_rl_config
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView, View, make_fields, make_table
 from meshwright.cli.train.config_values import list_config_values
 from meshwright.cli.train.local_ranks import find_run_folder
@@ -78,7 +78,7 @@ def run_rl_training(args: argparse.Namespace) -> CommandResult:
 
     def say(line: str) -> None:
         if not (args.quiet or args.json):
-            print(f"note: {line}", file=sys.stderr)
+            print_to_stderr(f"note: {line}")
 
     outcome = run_rl(settings, say=say, show=not (args.quiet or args.json))
     if read_world(os.environ).rank:

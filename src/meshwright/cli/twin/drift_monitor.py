@@ -1,7 +1,6 @@
 """`mw twin --monitor RUN`: follow a training run, and say when its steps become slower."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright.cli.flags.calibration import choose_calibration
+from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView, View, make_fields
 from meshwright.errors import InputError, Problem
 from meshwright.observe.finding import Finding
@@ -117,8 +117,7 @@ def _follow(watch: RunMonitor, gpus: NvmlDevices | None, *, quiet: bool) -> None
         while True:
             count, found = watch.poll()
             for change in found if not quiet else ():
-                sys.stderr.write(f"{format_change(change)}\n")
-                sys.stderr.flush()
+                print_to_stderr(format_change(change))
             now_s = time.monotonic()
             heard_s = now_s if count else heard_s
             if now_s - heard_s > IDLE_TIMEOUT_S and not is_locked(watch.folder):

@@ -228,20 +228,20 @@ def _captures(status: WatchStatus) -> View:
 
 def suggest_commands(status: WatchStatus, folder: str) -> tuple[str, ...]:
     """The commands that tell more."""
-    folder = shlex.quote(folder)
     on_device = {one.folder for one in status.captures if one.has_device_work}
     steps = [
-        f"mw hang {folder}/{hang.folder}/flight (who holds up whom)"
+        f"mw hang {shlex.quote(f'{folder}/{hang.folder}/flight')} (who holds up whom)"
         for hang in status.hangs[-1:]
         if hang.num_dumps
     ]
     for slow in status.slowdowns[-1:]:
         if slow.capture and slow.reference and slow.capture in on_device:
-            steps.append(f"mw diff {folder}/{slow.reference} {folder}/{slow.capture}")
+            pair = (f"{folder}/{slow.reference}", f"{folder}/{slow.capture}")
+            steps.append(shlex.join(("mw", "diff", *pair)))
         if slow.capture:
             steps.append(_look(folder, slow.capture, on_device))
     if status.exit_code is None and status.processes:
-        steps.append(f"mw watch stacks {folder} (where every rank stands now)")
+        steps.append(f"mw watch stacks {shlex.quote(folder)} (where every rank stands now)")
     if not steps and status.captures:
         steps.append(_look(folder, status.captures[-1].folder, on_device))
     if not steps and not status.processes:
@@ -256,7 +256,7 @@ def suggest_commands(status: WatchStatus, folder: str) -> tuple[str, ...]:
 def _look(folder: str, capture: str, on_device: set[str]) -> str:
     """How to look into a capture: analyses are of devices, a host's operators are drawn."""
     if capture in on_device:
-        return f"mw analyze {folder}/{capture}"
+        return shlex.join(("mw", "analyze", f"{folder}/{capture}"))
     return f"open the traces in {folder}/{capture} at ui.perfetto.dev (no device was at work)"
 
 

@@ -1,6 +1,7 @@
 """The page that Prometheus scrapes, made by its own client."""
 
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -9,6 +10,9 @@ from meshwright.errors import InputError, MissingDependency, Problem
 from meshwright.fleet.exporter.job_metrics import JobFolder, JobMetricReader
 from meshwright.fleet.exporter.metric_sample import MetricSample
 from meshwright.fleet.exporter.nvml_metrics import read_gpu_metrics
+from meshwright.http_pages.allowed_hosts import AllowedHosts, parse_allowed_hosts
+from meshwright.http_pages.metrics_page import make_metrics_page
+from meshwright.http_pages.page_server import PageServer
 from meshwright.observe.hardware.nvml import load_nvml
 
 DEFAULT_PORT = 9421
@@ -58,13 +62,15 @@ class ExporterCollector:
 class ExporterServer:
     """A page that is served until it is closed."""
 
-    def __init__(self, server: Any, thread: Any) -> None:
-        self._server, self._thread = server, thread
+    def __init__(self, server: PageServer) -> None:
+        self._server = server
+        self._thread = threading.Thread(target=server.serve_forever, name="exporter", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
         """Where it listens."""
-        return int(self._server.server_port)
+        return self._server.server_port
 
     def close(self) -> None:
         """Stop serving."""
@@ -82,15 +88,19 @@ def render_metrics(collector: ExporterCollector) -> str:
 
 
 def serve_metrics(
-    collector: ExporterCollector, host: str = "127.0.0.1", port: int = DEFAULT_PORT
+    collector: ExporterCollector,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> ExporterServer:
     """Serve the page; only to this machine, unless another address is named."""
-    client = _client()
-    registry = client.CollectorRegistry()
+    registry = _client().CollectorRegistry()
     registry.register(collector)
+    answer = make_metrics_page(_client(".exposition").choose_encoder, registry)
     try:
-        server, thread = client.start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        what = f"{host}:{port} cannot be listened on: {error.strerror or error}"
+        hosts = allowed_hosts or parse_allowed_hosts(None, host)
+        return ExporterServer(PageServer((host, port), answer, hosts))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        what = f"{host}:{port} cannot be listened on: {reason}"
         raise InputError([Problem("--port", what, "use another port, or 0 for any")]) from None
-    return ExporterServer(server, thread)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshwright.errors import InputError, MissingDependency, Problem
 from meshwright.observe.watch.watch_folder import WatchFolder
-from meshwright.run.train.logging.redaction import REDACTED, redact_secrets
+from meshwright.redaction import REDACTED, redact_secrets
 
 _CHECKED = "x"
 

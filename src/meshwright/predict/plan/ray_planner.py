@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.errors import MissingDependency
+from meshwright.local_ray import start_local_ray
 from meshwright.predict.plan.answer.infeasibility import explain_infeasible
 from meshwright.predict.plan.answer.plan_answer import PlanAnswer, build_plan
 from meshwright.predict.plan.planner import reject_unsearched_fields
@@ -253,10 +254,21 @@ class _Cluster:
     def __enter__(self) -> "_Cluster":
         self._begun = not self._ray.is_initialized()
         if self._begun:
-            # Ray tells its makers about the clusters it starts unless it is told not to.
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            self._ray.init(address=self._address, log_to_driver=False, logging_level="warning")
+            self._join()
         return self
+
+    def _join(self) -> None:
+        """Join the cluster that is named or runs here; else start one on this machine."""
+        quiet = {"log_to_driver": False, "logging_level": "warning"}
+        named = self._address or os.environ.get("RAY_ADDRESS")
+        try:
+            if named != "local":
+                self._ray.init(address=named or "auto", **quiet)
+                return
+        except ConnectionError:
+            if named:
+                raise
+        start_local_ray(self._ray, **quiet)
 
     def __exit__(self, *_: object) -> None:
         if self._begun:

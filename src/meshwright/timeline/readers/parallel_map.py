@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from meshwright.errors import MissingDependency
+from meshwright.local_ray import start_local_ray
 
 Item = TypeVar("Item")
 _AHEAD = 2
@@ -119,4 +120,4 @@ def _connect(ray: Any) -> None:
         if said:
             what = f"no Ray cluster answers at RAY_ADDRESS={said}"
             raise MissingDependency(what, "start it with ray start --head, or unset it") from None
-        ray.init(include_dashboard=False, **quiet)
+        start_local_ray(ray, **quiet)

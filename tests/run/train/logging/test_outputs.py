@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError, MissingDependency
+from meshwright.redaction import REDACTED, redact_secrets
 from meshwright.run.train.logging import (
     LoggingConfig,
     MetricLoggers,
@@ -20,7 +21,6 @@ from meshwright.run.train.logging import (
 )
 from meshwright.run.train.logging.jsonl import read_rows
 from meshwright.run.train.logging.prometheus import PrometheusLogger, format_metric_name
-from meshwright.run.train.logging.redaction import REDACTED, redact_secrets
 from meshwright.run.train.logging.tensorboard import TensorBoardLogger
 from meshwright.run.train.logging.wandb import WandbLogger
 from meshwright.spec.serialization import decode

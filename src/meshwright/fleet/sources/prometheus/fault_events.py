@@ -19,6 +19,7 @@ from meshwright.fleet.sources.prometheus.metric_names import (
     FaultMetric,
     mask_blanks,
 )
+from meshwright.fleet.sources.prometheus.promql_text import match_any
 from meshwright.fleet.sources.prometheus.query import PrometheusScope, QueryWindow
 from meshwright.fleet.sources.prometheus.response import Floats, TimeSeries
 from meshwright.fleet.sources.source import make_rows
@@ -85,15 +86,11 @@ def _raw(
         values = sorted({each[label] for each in who if each.get(label)})
         who = [each for each in who if not each.get(label)]
         for first in range(0, len(values), _AT_ONCE):
-            wanted = "|".join(_quoted(each) for each in values[first : first + _AT_ONCE])
-            metric = cut.scope.build_selector(name, f'{label}=~"{wanted}"')
+            wanted = match_any(label, values[first : first + _AT_ONCE])
+            metric = cut.scope.build_selector(name, wanted)
             yield from cut.query_instant(f"{metric}[{span}]")
     if who:  # no such label at all
         yield from cut.query_instant(f"{cut.scope.build_selector(name)}[{span}]")
-
-
-def _quoted(text: str) -> str:
-    return "".join(each if each.isalnum() or each in "-_:/" else f"[{each}]" for each in text)
 
 
 def _identity(labels: dict[str, str], fleet: PrometheusScope) -> tuple[str, ...]:

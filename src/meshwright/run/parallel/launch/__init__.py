@@ -7,7 +7,8 @@ exit_reason        the reason that a rank reports for its end, to the process th
 exit_summary       the rank that ended the job, and why
 launcher_env       rank and size, read from the variables of each launcher
 world              the rank's place, from any launcher, and how processes rendezvous
-store_client       the connection to the store where they rendezvous
+store_server       the store where they rendezvous, at chosen addresses only
+store_client       the connection to that store
 config_consensus   compares the jobs of all ranks before a group forms
 slurm, kubernetes, ray   writers of job files; they start nothing
 

@@ -11,7 +11,11 @@ import msgspec
 import yaml
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.launch_spec import LaunchSpec, recommend_environment
+from meshwright.run.parallel.launch.launch_spec import (
+    LaunchSpec,
+    check_writable,
+    recommend_environment,
+)
 from meshwright.spec.field_checks import FieldChecker
 
 ManifestKind = Literal["jobset", "pytorchjob"]
@@ -21,7 +25,13 @@ _OPERATOR_PORT = 23456
 """The port that the training operator names `pytorchjob-port`, and puts in MASTER_PORT."""
 _LONGEST_NAME = 40
 """A pod's host name has 63 letters at most, and has the job's name in it."""
+_LONGEST_KEY = 253
+"""Letters of a key in a ConfigMap."""
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+"""Name of an object, or of a namespace."""
+_FOLDER = re.compile(r"/[^:]*")
+_WORD = re.compile(r"[^\s'\"]+")
 _CONFIG = "/etc/meshwright"
 """Folder of the job file in a pod."""
 _ENDING_S = 300
@@ -53,6 +63,10 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Labels that nodes must have, such as pool=h100."""
     queue: str = ""
     """Queue of Kueue that admits the job."""
+    secret: str = ""
+    """Secret that holds the variables given as `--env NAME`; empty is JOB-env."""
+    run_as_user: int | None = None
+    """User id that containers run as; the image decides where it is not given."""
     restarts: int = 3
     """How often all pods start again after a failure."""
     socket_ifname: str = ""
@@ -71,20 +85,37 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 bounds.add(name, f"{value!r} is no quantity", "write it like 64, 500m or 900Gi")
         for claim in self.volume_claims:
             name, colon, folder = claim.partition(":")
-            if not (name and colon and folder.startswith("/")):
-                bounds.add("claim", f"{claim!r} is no mount", "write it like CLAIM:/data")
+            if not (_NAME.fullmatch(name) and colon and _FOLDER.fullmatch(folder)):
+                bounds.add("volume_claims", f"{claim!r} is no mount", "write it like CLAIM:/data")
         for name in ("resources", "node_selector"):
             for word in getattr(self, name):
                 if not re.fullmatch(r"[^=\s]+=[^=\s]+", word):
                     bounds.add(name, f"{word!r} sets nothing", "write it like NAME=VALUE")
+        for name in ("namespace", "queue", "secret"):
+            value = getattr(self, name)
+            if value and not _NAME.fullmatch(value):
+                fix = "use lower-case letters, digits and dashes"
+                bounds.add(name, f"{value!r} is no name for Kubernetes", fix)
+        for name in ("image", "gpu"):
+            value = getattr(self, name)
+            if value and not _WORD.fullmatch(value):
+                bounds.add(name, f"{value!r} is not one word", "leave out spaces and quotes")
+        bounds.count(least=1, run_as_user=self.run_as_user)
+        bounds.problems += check_writable(self)
         bounds.raise_problems()
 
 
 class ConfigFile(NamedTuple):
     """A small file that pods are given along with the manifest."""
 
-    name: str
+    source: str
+    """Its name on this machine."""
     text: str
+
+    @property
+    def name(self) -> str:
+        """Its name in a ConfigMap, where few characters are allowed."""
+        return re.sub(r"[^A-Za-z0-9._-]+|^\.+", "-", self.source)[-_LONGEST_KEY:]
 
     @property
     def path(self) -> str:
@@ -97,6 +128,7 @@ def render_manifest(
 ) -> str:
     """Write the manifest that kubectl applies; pods are given `config` in a volume."""
     make = _jobset if options.kind == "jobset" else _pytorchjob
+    start = _escape_references(start)
     parts = [make(start, options, config)]
     if config is not None:
         data = {config.name: config.text}
@@ -104,20 +136,40 @@ def render_manifest(
         parts.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": data})
     dumped = (yaml.dump(part, Dumper=_Dumper, sort_keys=False, width=10_000) for part in parts)
     body = "---\n".join(dumped)
-    about = f" from {start.source}" if start.source else ""
     why = "".join(f"#   {one.name}: {one.reason}\n" for one in _settings(start, options))
     return (
-        f"# Written by mw launch k8s{about}: {start.node_shape}.\n"
-        f"# kubectl apply -f FILE starts it; its variables:\n{why}{body}"
+        f"# Written by mw launch k8s{start.origin}: {start.node_shape}.\n"
+        f"# kubectl apply -f FILE starts it; its variables:\n{why}"
+        f"{_describe_secret(start, options)}{body}"
     )
+
+
+def _describe_secret(start: LaunchSpec, options: KubernetesOptions) -> str:
+    """Say how the Secret is made from variables of a shell, whose values stand in no file."""
+    if not start.inherited:
+        return ""
+    words = "".join(f' --from-literal={name}="${name}"' for name in start.inherited)
+    namespace = f" --namespace {options.namespace}" if options.namespace else ""
+    made = f"kubectl create secret generic{namespace} {_secret_name(start, options)}{words}"
+    return f"# Make the Secret first: {made}\n"
+
+
+def _secret_name(start: LaunchSpec, options: KubernetesOptions) -> str:
+    return options.secret or f"{normalize_kubernetes_name(start.name)}-env"
 
 
 class _Dumper(yaml.SafeDumper):
     """Writes text of several lines as such."""
 
 
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+"""Text that needs no quotes in any YAML: other readers than PyYAML take 1e3 and 0o7 for numbers."""
+_TRUTHS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _TRUTHS
+    style = "|" if "\n" in text else None if plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -250,15 +302,20 @@ def _pod(
     container: dict[str, Any] = {
         "name": "pytorch",
         "image": options.image,
-        "command": [_literal(word) for word in words],
-        "env": [{"name": name, "value": _literal(value)} for name, value in chosen.items()],
+        "command": list(words),
+        "env": [{"name": name, "value": value} for name, value in chosen.items()]
+        + [_read_from_secret(name, start, options) for name in start.inherited],
         "ports": [{"name": "pytorchjob-port", "containerPort": port}],
         "volumeMounts": mounts,
+        "securityContext": _container_security(options),
     }
     if limits:
         container["resources"] = {"limits": limits, "requests": dict(limits)}
     pod: dict[str, Any] = {
         "terminationGracePeriodSeconds": _ENDING_S,
+        # Ranks ask Kubernetes nothing.
+        "automountServiceAccountToken": False,
+        "securityContext": _pod_security(options),
         "containers": [container],
         "volumes": volumes,
     }
@@ -271,9 +328,40 @@ def _pairs(words: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-_FILLED_IN = re.compile(r"\$\((?!JOB_COMPLETION_INDEX\)|RANK\)|MASTER_ADDR\)|MASTER_PORT\))")
+def _read_from_secret(name: str, start: LaunchSpec, options: KubernetesOptions) -> dict[str, Any]:
+    reference = {"name": _secret_name(start, options), "key": name}
+    return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _literal(word: str) -> str:
+def _pod_security(options: KubernetesOptions) -> dict[str, Any]:
+    found: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if options.run_as_user is not None:
+        user = options.run_as_user
+        found |= {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return found
+
+
+def _container_security(options: KubernetesOptions) -> dict[str, Any]:
+    """Drop what ranks do not need: root keeps its say over files of others, RDMA pins memory."""
+    capabilities: dict[str, Any] = {"drop": ["ALL"]}
+    kept = ["CHOWN", "DAC_OVERRIDE", "FOWNER"] if options.run_as_user is None else []
+    if options.nccl_ib_hca or any("rdma" in name.lower() for name in options.resources):
+        kept.append("IPC_LOCK")
+    if kept:
+        capabilities["add"] = kept
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+
+
+def _escape_references(start: LaunchSpec) -> LaunchSpec:
     """Keep Kubernetes from filling in a `$(…)` that the user wrote."""
-    return _FILLED_IN.sub("$$(", word)
+    return msgspec.structs.replace(
+        start,
+        command=tuple(map(_literal, start.command)),
+        module=tuple(map(_literal, start.module)),
+        environment={name: _literal(value) for name, value in start.environment.items()},
+    )
+
+
+def _literal(text: str) -> str:
+    """Write a text in which Kubernetes finds neither a reference nor an escaped dollar sign."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text

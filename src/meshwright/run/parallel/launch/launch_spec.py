@@ -6,13 +6,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from meshwright.control_characters import escape_control_characters
 from meshwright.errors import InputError, Problem
 from meshwright.spec.field_checks import FieldChecker
 
 DeviceType = Literal["cuda", "cpu"]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LINES = re.compile(r"[\x00-\x1f\x7f]")
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that end a line in some format, and bytes that are no UTF-8."""
 
 
 class NodeShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +73,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where it runs."""
     environment: dict[str, str] = {}
     """Variables that the user sets for every rank."""
+    inherited: tuple[str, ...] = ()
+    """Variables whose values are read where the job is started, so that they stand in no file."""
     source: str = ""
     """The job file that all this was read from."""
 
@@ -82,15 +86,24 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if not self.command:
             problems.append(Problem("command", "is empty", "name a program"))
         for word in (*self.command, *self.module):
-            if _LINES.search(word):
+            if not is_writable(word):
                 what = f"{word!r} holds a character that no job file can"
                 problems.append(Problem("command", what, "leave out line ends and the like"))
         for name, value in self.environment.items():
-            if not _VARIABLE.fullmatch(name) or _LINES.search(value):
-                what = f"{name}={value!r} is no variable"
+            if not _VARIABLE.fullmatch(name) or not is_writable(value):
+                what = f"{name!r} is no variable, or its value is more than a line"
                 problems.append(Problem("--env", what, "write it like NAME=VALUE, on one line"))
+        for name in self.inherited:
+            if not _VARIABLE.fullmatch(name):
+                what = f"{name!r} is no variable"
+                problems.append(Problem("--env", what, "write it like NAME=VALUE, or NAME"))
         if problems:
             raise InputError(problems)
+
+    @property
+    def origin(self) -> str:
+        """The job file as a comment may name it, on one line."""
+        return f" from {escape_control_characters(self.source)}" if self.source else ""
 
     @property
     def command_line(self) -> str:
@@ -102,6 +115,26 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return (*("torchrun", f"--nnodes={self.node_shape.nodes}"),
                 f"--nproc-per-node={self.node_shape.ranks_per_node}", *flags,
                 *(self.module or ("--no-python", *self.command)))  # fmt: skip
+
+
+def is_writable(text: str) -> bool:
+    """Tell whether every format of job files can hold a text on one line."""
+    return _UNWRITABLE.search(text) is None
+
+
+def check_writable(options: msgspec.Struct) -> list[Problem]:
+    """Say which texts of a launcher's options no job file can hold."""
+    problems = []
+    for name, value in msgspec.structs.asdict(options).items():
+        for text in (value,) if isinstance(value, str) else value if _is_texts(value) else ():
+            if not is_writable(text):
+                what = f"{text!r} holds a character that no job file can"
+                problems.append(Problem(name, what, "leave out line ends and the like"))
+    return problems
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
 
 
 class EnvironmentVariable(NamedTuple):

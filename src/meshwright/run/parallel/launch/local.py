@@ -32,12 +32,12 @@ from meshwright.run.parallel.launch.exit_summary import (
     summarize_exit,
 )
 from meshwright.run.parallel.launch.launcher_env import SLURM_TASK_VARIABLES
+from meshwright.run.parallel.launch.store_server import LOOPBACK, listen_on_loopback
 from meshwright.run.parallel.launch.world import STORE_FD_VARIABLE
 from meshwright.spec.field_checks import check_integer, raise_problems
 
 PROGRAM = (sys.executable, "-m", "meshwright", "train")
 _MOST = 1024
-_LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
 _SETTLE_S = 1.0
 """How long the others may go on after the first bad end: often they fail by themselves, and say
@@ -97,7 +97,7 @@ def _words(listening: int) -> list[ExitReason]:
 @contextmanager
 def _bound(port: int | None) -> Iterator[socket.socket]:
     try:
-        listener = socket.create_server((_LOOPBACK, port or 0), backlog=2048)
+        listener = listen_on_loopback(port or 0)
     except OSError as error:
         what = f"{port} cannot be had: {os.strerror(error.errno) if error.errno else error}"
         fix = "use another, or unset it, and a free one is found"
@@ -121,7 +121,7 @@ def make_rank_environment(
         "LOCAL_RANK": str(number),
         "WORLD_SIZE": str(nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": _LOOPBACK,
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
     }
 

@@ -18,8 +18,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from meshwright.errors import MeshwrightError
-
-_LOOPBACK = "127.0.0.1"
+from meshwright.run.parallel.launch.store_server import (
+    LOOPBACK,
+    open_store_server,
+    use_loopback_interface,
+)
 
 
 class RankResult(NamedTuple):
@@ -81,7 +84,7 @@ def spawn_ranks_with_results(
     theirs = {function.__module__} - {"__main__"}
     context.set_forkserver_preload(["torch.distributed", __name__, *theirs])
     # The store lives here, so that it outlives any rank.
-    store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    store = open_store_server()
     pairs = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
         context.Process(
@@ -133,10 +136,10 @@ def _rank(place: _Place, end: Connection, function: Callable[..., Any], args: An
     """Live the life of one rank."""
     _end_with_parent()
     torch.set_num_threads(1)  # ranks share the cores of this machine
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    use_loopback_interface()
     value, error = None, None
     try:
-        store = TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timedelta(seconds=60))
+        store = TCPStore(LOOPBACK, place.port, is_master=False, timeout=timedelta(seconds=60))
         if place.backend == "nccl":
             torch.cuda.set_device(place.rank)
         dist.init_process_group(place.backend, store=store, rank=place.rank, world_size=place.ranks)

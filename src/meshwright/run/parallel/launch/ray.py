@@ -6,7 +6,11 @@ trainer is not used, as it forms the process group itself, before jobs are compa
 
 import msgspec
 
-from meshwright.run.parallel.launch.launch_spec import LaunchSpec, recommend_environment
+from meshwright.run.parallel.launch.launch_spec import (
+    LaunchSpec,
+    check_writable,
+    recommend_environment,
+)
 from meshwright.spec.field_checks import FieldChecker
 
 
@@ -28,6 +32,7 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         bounds = FieldChecker()
         bounds.not_empty(address=self.address)
         bounds.count(cpus_per_rank=self.cpus_per_rank, wait_s=self.wait_s)
+        bounds.problems += check_writable(self)
         bounds.raise_problems()
 
 
@@ -40,10 +45,8 @@ def render_driver(start: LaunchSpec, options: RayOptions) -> str:
     width = max(len(f"    {one.name!r}: {one.value!r},") for one in chosen)
     lines = [f"{f'    {one.name!r}: {one.value!r},':{width}}  # {one.reason}" for one in chosen]
     lines += [f"    {name!r}: {value!r}," for name, value in start.environment.items()]
-    about = f" from {start.source}" if start.source else ""
     head = [
-        f'"""Written by mw launch ray{about}: {shape}."""',
-        "",
+        f"# Written by mw launch ray{start.origin}: {shape}.",
         _IMPORTS,
         f"ADDRESS = {options.address!r}",
         f"NODES, RANKS_PER_NODE = {shape.nodes}, {shape.ranks_per_node}",
@@ -54,6 +57,8 @@ def render_driver(start: LaunchSpec, options: RayOptions) -> str:
         "VARIABLES = {",
         *lines,
         "}",
+        "# Read from the driver's environment, so that their values stand in no file.",
+        f"INHERITED = {list(start.inherited)!r}",
     ]
     return "\n".join(head) + _BODY
 
@@ -75,12 +80,13 @@ _BODY = '''
 @ray.remote(num_cpus=0, max_retries=0)
 def meeting():
     """Return an address of the first node, and a port that is free there."""
-    with socket.create_server(("", 0)) as listener:
-        return ray.util.get_node_ip_address(), listener.getsockname()[1]
+    address = ray.util.get_node_ip_address()
+    with socket.create_server((address, 0)) as listener:
+        return address, listener.getsockname()[1]
 
 
 @ray.remote(max_retries=0)
-def node(index, folder, address, port):
+def node(index, folder, address, port, inherited):
     """Start the ranks of one node, and return how they ended."""
     command = [
         sys.executable, "-m", "torch.distributed.run",
@@ -89,11 +95,16 @@ def node(index, folder, address, port):
     ]
     # Nodes that share the driver's files work in its folder.
     place = folder if os.path.isdir(folder) else None
-    return subprocess.run(command, env={**os.environ, **VARIABLES}, cwd=place).returncode
+    environment = {**os.environ, **VARIABLES, **inherited}
+    return subprocess.run(command, env=environment, cwd=place).returncode
 
 
 def main():
     """Wait for nodes, start all, and end all when one fails."""
+    missing = [name for name in INHERITED if name not in os.environ]
+    if missing:
+        sys.exit(f"error: {', '.join(missing)}: not set in the driver's environment")
+    inherited = {name: os.environ[name] for name in INHERITED}
     ray.init(address=ADDRESS)
     bundle = {"CPU": CPUS_PER_NODE, **({"GPU": GPUS_PER_NODE} if GPUS_PER_NODE else {})}
     # GPUs of one rank group must not be scattered; CPU ranks may share a machine.
@@ -109,7 +120,7 @@ def main():
     running = [
         node.options(
             num_cpus=CPUS_PER_NODE, num_gpus=GPUS_PER_NODE, scheduling_strategy=there(index)
-        ).remote(index, os.getcwd(), address, port)
+        ).remote(index, os.getcwd(), address, port, inherited)
         for index in range(NODES)
     ]
     numbers = {task: index for index, task in enumerate(running)}

@@ -11,13 +11,18 @@ from importlib.resources import files
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.launch_spec import LaunchSpec, recommend_environment
+from meshwright.run.parallel.launch.launch_spec import (
+    LaunchSpec,
+    check_writable,
+    recommend_environment,
+)
 from meshwright.run.parallel.launch.launcher_env import FIRST_PORT, NUM_PORTS
 from meshwright.spec.field_checks import FieldChecker
 
 _TIME = re.compile(r"\d+|(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+-\d{1,2}")
-_WORD = re.compile(r"[^\s\x00-\x1f\x7f]+")
+_WORD = re.compile(r"[^\s\x00-\x1f\x7f'\"#\\]+")
+"""What sbatch reads as one word: quotes, a backslash and # mean something there."""
+_PLACEHOLDER = re.compile(r"@(GPUS|FOLDER|DISK_KIB)@")
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,9 +88,11 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("account", "partition", "qos", "constraint", "exclude", "memory", "log"):
             value = getattr(self, name)
             if value and not _WORD.fullmatch(value):
-                bounds.add(name, f"{value!r} is not one word", "leave out spaces")
+                fix = "leave out spaces, quotes, backslashes and #"
+                bounds.add(name, f"{value!r} is not one word", fix)
+        bounds.problems += check_writable(self)
         for flag in self.flags:
-            if not flag.startswith("-") or "\n" in flag:
+            if not flag.startswith("-"):
                 bounds.add(
                     "sbatch", f"{flag!r} is no flag", "write it like --sbatch=--reservation=x"
                 )
@@ -94,17 +101,9 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def render_sbatch(start: LaunchSpec, options: SlurmOptions) -> str:
     """Write the batch script of a job."""
-    problems = [
-        Problem("setup", f"{line!r} is more than a line", "give one line each time")
-        for line in options.setup
-        if "\n" in line
-    ]
-    if problems:
-        raise InputError(problems)
-    about = f" from {start.source}" if start.source else ""
     parts = [
         "#!/bin/bash",
-        f"# Written by mw launch slurm{about}: {start.node_shape}.",
+        f"# Written by mw launch slurm{start.origin}: {start.node_shape}.",
         *(f"#SBATCH {flag}" for flag in _flags(start, options)),
         "",
         "set -uo pipefail",
@@ -173,6 +172,9 @@ def _variables(start: LaunchSpec, options: SlurmOptions) -> list[str]:
         # Since 22.05 srun no longer takes it from sbatch.
         found.append('export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"')
     found += [f"export {name}={shlex.quote(value)}" for name, value in start.environment.items()]
+    found += [
+        f'export {name}="${{{name}:?set it where sbatch is called}}"' for name in start.inherited
+    ]
     return found
 
 
@@ -185,9 +187,7 @@ def render_health_check(start: LaunchSpec, options: SlurmOptions) -> str:
         "FOLDER": shlex.quote(options.folder),
         "DISK_KIB": str(-(-options.disk_bytes // 1024)),
     }
-    for name, value in values.items():
-        template = template.replace(f"@{name}@", value)
-    return template.rstrip()
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template).rstrip()
 
 
 def _health(start: LaunchSpec, options: SlurmOptions) -> list[str]:
@@ -195,7 +195,7 @@ def _health(start: LaunchSpec, options: SlurmOptions) -> list[str]:
     return [
         "# Look at every node before any rank starts there: an unfit one costs all others' time.",
         "read -r -d '' health <<'HEALTH'",
-        *render_health_check(start, options).splitlines(),
+        render_health_check(start, options),
         "HEALTH",
         'if ! srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 '
         'bash -c "$health"; then',

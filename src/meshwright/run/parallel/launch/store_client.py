@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.parallel.launch.config_consensus import MissingRanksError
+from meshwright.run.parallel.launch.store_server import LOOPBACK, open_store_server
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -78,8 +79,6 @@ def _is_store(connection: socket.socket) -> bool:
 
 def _store_is_known() -> bool:
     """Say whether a store of this torch answers as is expected here."""
-    from torch._C._distributed_c10d import TCPStore
-
-    own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with socket.create_connection(("127.0.0.1", own.port), timeout=_ANSWER_S) as connection:
+    own = open_store_server()
+    with socket.create_connection((LOOPBACK, own.port), timeout=_ANSWER_S) as connection:
         return _is_store(connection)

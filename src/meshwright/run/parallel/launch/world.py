@@ -7,7 +7,6 @@ where two differ, every rank is refused with the same words. torch loads only wh
 import errno
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,10 +23,19 @@ from meshwright.run.parallel.launch.launcher_env import (
     LauncherInfo,
 )
 from meshwright.run.parallel.launch.store_client import connect_store, make_port_in_use_error
+from meshwright.run.parallel.launch.store_server import (
+    BIND_ADDRESS_VARIABLE,
+    LOOPBACK,
+    is_loopback,
+    listen_for_nodes,
+    listen_on_loopback,
+    open_store_server,
+    use_loopback_interface,
+)
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch._C._distributed_c10d import Store
 
 STORE_FD_VARIABLE = "MESHWRIGHT_STORE_FD"
 """Number of the open socket at which rank 0 keeps the store, where its starter bound the port."""
@@ -51,6 +59,11 @@ class World(NamedTuple):
     """Host of rank 0."""
     port: int = 0
     """Port of the store there; 0 where there is nobody to meet."""
+
+    @property
+    def store_address(self) -> str:
+        """Address at which ranks connect to the store: loopback where all are on one node."""
+        return LOOPBACK if self.local_size == self.size else self.address
 
 
 def read_world(environment: Mapping[str, str] = os.environ) -> World:
@@ -96,7 +109,7 @@ def _whole(place: LauncherInfo) -> World:
         raise InputError([Problem(missing, f"is not set, and {there} is", fix)])
     local_rank, local_size = place.local_rank, place.local_size
     address = place.address
-    if size == 1 or (address is not None and _is_loopback(address)):
+    if size == 1 or (address is not None and is_loopback(address)):
         local_rank = rank if local_rank is None else local_rank
         local_size = size if local_size is None else local_size
         address = address or "127.0.0.1"
@@ -173,9 +186,8 @@ def init_process_group(
         problems=found,
         rendezvous_timeout_s=rendezvous_timeout_s,
     )
-    if _is_loopback(world.address) and sys.platform == "linux":
-        # gloo asks the host's name for an interface otherwise, which may lead nowhere.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if is_loopback(world.store_address):
+        use_loopback_interface()
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
         store=store,
@@ -196,10 +208,10 @@ def rendezvous(
     from torch._C._distributed_c10d import PrefixStore
 
     if world.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        store = _kept(world, environment.get(STORE_FD_VARIABLE, ""), rendezvous_timeout_s)
+        store = open_store_server(_listen(world, environment), timeout_s=rendezvous_timeout_s)
     else:
         store = connect_store(
-            world.address, world.port, world.rank, rendezvous_timeout_s=rendezvous_timeout_s
+            world.store_address, world.port, world.rank, rendezvous_timeout_s=rendezvous_timeout_s
         )
     # A job that was started again must not meet the words of its last life.
     life = environment.get("TORCHELASTIC_RESTART_COUNT") or environment.get("SLURM_RESTART_COUNT")
@@ -207,27 +219,16 @@ def rendezvous(
     return PrefixStore("/".join(("meshwright", *(name for name in names if name))), store)
 
 
-def _kept(world: World, listener: str, rendezvous_timeout_s: float) -> "TCPStore":
-    """Open the store that rank 0 keeps, at the socket it was given or at a port that is free."""
-    from torch._C._distributed_c10d import TCPStore
-
-    if not listener:
-        _require_free(world)
-    return TCPStore(
-        world.address,
-        world.port,
-        is_master=True,
-        timeout=timedelta(seconds=rendezvous_timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=int(listener) if listener.isdecimal() else None,
-    )
-
-
-def _require_free(world: World) -> None:
-    """Refuse a port that somebody listens at, before anything is begun there."""
+def _listen(world: World, environment: Mapping[str, str]) -> socket.socket:
+    """Return the listening socket of the store: that of the starter, or one at the job's port."""
+    inherited = environment.get(STORE_FD_VARIABLE, "")
+    if inherited.isdecimal():
+        return socket.socket(fileno=int(inherited))
     try:
-        with socket.create_server(("", world.port)):
-            pass
+        if is_loopback(world.store_address):
+            return listen_on_loopback(world.port)
+        bind_address = environment.get(BIND_ADDRESS_VARIABLE, "")
+        return listen_for_nodes(world.address, world.port, bind_address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise make_port_in_use_error(world.address, world.port) from None
@@ -252,7 +253,3 @@ def _device(device: "torch.device", world: World) -> "torch.device":
     chosen = torch.device("cuda", index)
     torch.cuda.set_device(chosen)
     return chosen
-
-
-def _is_loopback(address: str) -> bool:
-    return address in ("localhost", "::1") or address.startswith("127.")

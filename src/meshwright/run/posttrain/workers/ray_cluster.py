@@ -1,6 +1,5 @@
 """`RayWorkerCluster`: joins or starts a Ray cluster and starts rollout workers on it."""
 
-import os
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.local_ray import start_local_ray
 from meshwright.policy.rollout import get_engine_memory_fraction
 from meshwright.run.posttrain.workers.deadline import DeadlineExceededError, call_with_deadline
 from meshwright.run.posttrain.workers.ray_workers import (
@@ -47,8 +47,6 @@ class RayWorkerCluster:
         self._ray, self._starts = _ray(), [_within_ray(each) for each in starts]
         self._begun = not self._ray.is_initialized()
         if self._begun:
-            # Ray tells its makers about the clusters it starts unless it is told not to.
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             self._join(workers.ray_address)
         self._shelf = _ObjectStoreVersions(self._ray, start_s)
         self._tp = workers.tensor_parallel_size
@@ -64,15 +62,16 @@ class RayWorkerCluster:
         return RayWorkerLink(self._ray, kept.remote(), start, self._shelf, **waits)
 
     def _join(self, address: str) -> None:
-        def join() -> None:
-            # To Ray, too, `local` starts one; without an address it would join what runs here.
-            self._ray.init(address=address, log_to_driver=False, logging_level="warning")
-
+        quiet = {"log_to_driver": False, "logging_level": "warning"}
         if address == LOCAL_CLUSTER:
             # The processes of a cluster end with the thread that started them, and these starts
             # have deadlines of Ray's.
-            join()
+            start_local_ray(self._ray, **quiet)
             return
+
+        def join() -> None:
+            self._ray.init(address=address, **quiet)
+
         fix = "check the address, and that the cluster runs there, or raise stall_timeout_s"
         try:
             # Ray itself asks an address where nobody answers for ever.

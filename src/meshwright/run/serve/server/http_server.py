@@ -15,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from meshwright.errors import MissingDependency
+from meshwright.run.serve.log_formatter import SafeLogFormatter
 from meshwright.run.serve.server.app_state import AppState
 from meshwright.run.serve.server.http_connection import create_connection_class
 from meshwright.run.serve.server.server_config import ServerConfig
@@ -220,10 +221,12 @@ def _no_address(settings: ServerConfig, error: OSError) -> MissingDependency:
 
 
 def _log_to_stderr() -> None:
-    for name in ("meshwright.access", "uvicorn.error"):
+    for name in ("meshwright.access", "meshwright.server", "meshwright.serve", "uvicorn.error"):
         logger = logging.getLogger(name)
         if not logger.handlers:
-            logger.addHandler(logging.StreamHandler(sys.stderr))
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(SafeLogFormatter())
+            logger.addHandler(handler)
             logger.addFilter(_is_no_end)
         logger.setLevel(logging.INFO if name == "meshwright.access" else logging.WARNING)
 

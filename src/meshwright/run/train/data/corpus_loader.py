@@ -1,5 +1,6 @@
 """Open a source, whatever lies at its path; text is tokenized into the cache first."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def _no_corpus(path: str) -> Problem:
     partial = place.with_name(f"{place.name}.partial")
     if is_builtin(path) or (place.exists() and not partial.exists()):
         what = "is not tokenized text"
-        return Problem(path, what, f"mw data tokenize {path} --out FOLDER --tokenizer bytes")
+        return Problem(
+            path, what, f"mw data tokenize {shlex.quote(path)} --out FOLDER --tokenizer bytes"
+        )
     if partial.exists():
         what = "tokenization is incomplete"
         return Problem(path, what, "run the same mw data tokenize again: it goes on from there")

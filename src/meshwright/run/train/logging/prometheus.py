@@ -1,10 +1,14 @@
 """`PrometheusLogger`: the newest figures as gauges, served over HTTP by a thread of its own."""
 
 import re
+import threading
 from importlib import import_module
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.http_pages.allowed_hosts import parse_allowed_hosts
+from meshwright.http_pages.metrics_page import make_metrics_page
+from meshwright.http_pages.page_server import PageServer
 from meshwright.run.train.logging.logger import StepMetricValues
 from meshwright.run.train.logging.logging_config import PrometheusConfig
 
@@ -24,19 +28,22 @@ class PrometheusLogger:
         self._registry = client.CollectorRegistry()  # not the one that all of a process share
         self._gauge = client.Gauge
         self._gauges: dict[str, Any] = {}
+        encoders = import_module("prometheus_client.exposition")
+        answer = make_metrics_page(encoders.choose_encoder, self._registry)
+        hosts = parse_allowed_hosts(None, settings.host)
         try:
-            self._server, self._thread = client.start_http_server(
-                settings.port, addr=settings.host, registry=self._registry
-            )
-        except OSError as error:
+            self._server = PageServer((settings.host, settings.port), answer, hosts)
+        except (OSError, OverflowError) as error:
             what = f"{settings.host}:{settings.port} cannot be listened on: {error}"
             fix = "use another port, or 0 for any free one"
             raise InputError([Problem("logging.prometheus.port", what, fix)]) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
         """Where it listens."""
-        return int(self._server.server_port)
+        return self._server.server_port
 
     def write(self, step: int, figures: StepMetricValues) -> None:
         """Show the figures of a step in place of those before it."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MissingDependency
+from meshwright.redaction import redact_secrets
 from meshwright.run.train.logging.logger import StepMetricValues
 from meshwright.run.train.logging.logging_config import WandbConfig
-from meshwright.run.train.logging.redaction import redact_secrets
 
 _PRIVATE = {
     "console": "off",

@@ -20,6 +20,7 @@ from meshwright.fleet.sources.kubernetes.pods import (
 from meshwright.fleet.sources.kubernetes.resources import compute_gpu_fraction, decode_resource_name
 from meshwright.fleet.sources.kubernetes.whole_nodes import infer_whole_node_allocations
 from meshwright.fleet.sources.prometheus.client import PrometheusClient
+from meshwright.fleet.sources.prometheus.promql_text import match_any, match_value
 from meshwright.fleet.sources.prometheus.query import PrometheusScope
 from meshwright.fleet.sources.prometheus.response import TimeSeries
 from meshwright.fleet.sources.prometheus.state_metrics.nodes import NodeStates, build_node_rows
@@ -198,7 +199,7 @@ def _requests(
     others: list[dict[PodKey, float]] = []
     for resource in ("cpu", "memory"):
         found: dict[PodKey, float] = {}
-        for each in ask.query_last(name, f'resource="{resource}"') if gpus else []:
+        for each in ask.query_last(name, match_value("resource", resource)) if gpus else []:
             pod = parse_pod_key(each.labels)
             if pod in gpus:
                 found[pod] = found.get(pod, 0.0) + float(each.values[-1])
@@ -249,8 +250,8 @@ def _restarts(
     for space, pods in spaces.items():
         began = min((starts[pod] or ask.since_s for pod in pods), default=ask.since_s)
         whole = ask._replace(since_s=max(min(began, ask.since_s), ask.until_s - _LONGEST_LIFE_S))
-        names = "|".join(sorted({pod[1] for pod in pods}))
-        metric = ask.scope.build_selector(name, f'namespace="{space}"', f'pod=~"{names}"')
+        names = match_any("pod", sorted({pod[1] for pod in pods}))
+        metric = ask.scope.build_selector(name, match_value("namespace", space), names)
         for each in whole.query_range(f"last_over_time({metric}[{format_promql_range(STEP_S)}])"):
             rises = np.maximum(np.diff(each.values, prepend=0.0), 0)
             times = tuple(np.repeat(each.time_s, rises.astype(int)).tolist())

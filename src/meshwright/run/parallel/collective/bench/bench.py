@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from meshwright.errors import InputError, MissingDependency, Problem
 from meshwright.policy.collective.bus_bandwidth import bus_factor
@@ -31,6 +32,7 @@ from meshwright.run.parallel.collective.chunk_layout import ChunkLayout
 from meshwright.run.parallel.collective.communicator import RankCommunicator
 from meshwright.run.parallel.collective.executor import CollectiveExecutor
 from meshwright.run.parallel.launch.rank_spawner import spawn_ranks
+from meshwright.run.parallel.launch.world import init_process_group, read_world
 
 TORCH_NATIVE = "native"
 """Stands for the backend's own algorithm."""
@@ -51,7 +53,7 @@ def run_collective_bench(
     if dist.is_initialized():
         return _measure_all(collectives, sweep)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(sweep.backend)
+        _join_started_ranks(sweep.backend)
         try:
             return _measure_all(collectives, sweep)
         finally:
@@ -63,6 +65,15 @@ def run_collective_bench(
         ranks, _measure_all, collectives, sweep, timeout_s=timeout_s
     )[0]
     return rows
+
+
+def _join_started_ranks(backend: str) -> None:
+    """Form the group of the processes that a launcher started."""
+    world = read_world()
+    if world.size > 1:
+        init_process_group(world, "cuda" if backend == "nccl" else "cpu")
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def _common_ranks(collectives: Sequence[Collective]) -> int:

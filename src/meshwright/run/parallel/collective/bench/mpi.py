@@ -53,7 +53,17 @@ def run_mpi_bench(
     question = _Question(
         op=collective.op, ranks=collective.ranks, root=collective.root, sweep=sweep
     )
-    flags = ["--oversubscribe", "--bind-to", "none", "-n", str(collective.ranks)]
+    # Ranks of one machine need no sockets; mpirun itself listens at every address all the same.
+    flags = [
+        "--mca",
+        "btl",
+        "^tcp",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-n",
+        str(collective.ranks),
+    ]
     if collective.ranks > len(os.sched_getaffinity(0)):
         flags += ["--mca", "mpi_yield_when_idle", "1"]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

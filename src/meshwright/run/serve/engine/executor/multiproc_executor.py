@@ -27,6 +27,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.run.parallel.launch.store_server import (
+    LOOPBACK,
+    open_store_server,
+    use_loopback_interface,
+)
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.serve.engine.engine_config import EngineConfig
 from meshwright.run.serve.engine.executor.rank_commands import (
@@ -47,7 +52,6 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.layout.constraints import check_tensor_parallel
 from meshwright.spec.model import Model
 
-_LOOPBACK = "127.0.0.1"
 _MEETING_S = 120.0
 _LEAVING_S = 0.2
 _PATIENCE = timedelta(days=7)
@@ -103,9 +107,7 @@ class FollowerRanks:
         """Start them, and meet them in a process group."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
-        store = TCPStore(
-            _LOOPBACK, 0, settings.tensor_parallel_size, True, timedelta(seconds=_MEETING_S), False
-        )
+        store = open_store_server(world_size=settings.tensor_parallel_size, timeout_s=_MEETING_S)
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
             path = str(Path(folder) / "rank")
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -227,12 +229,12 @@ def run_follower_rank(path: str, ranks: RankEntryPoint = SERVING_RANKS) -> None:
 def _made(place: RankStart) -> ModelRunner:
     settings = place.config
     store = TCPStore(
-        _LOOPBACK,
+        LOOPBACK,
         place.port,
         settings.tensor_parallel_size,
-        False,
-        timedelta(seconds=_MEETING_S),
-        False,
+        is_master=False,
+        timeout=timedelta(seconds=_MEETING_S),
+        wait_for_workers=False,
     )
     mesh = _joined(store, place.rank, settings)
     return build_runner(place.source, settings, place.eos_token_ids, StartupTimer(), mesh)
@@ -243,6 +245,7 @@ def _joined(store: TCPStore, rank: int, settings: EngineConfig) -> Mesh:
     device = resolve_device(settings.device, rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    use_loopback_interface()
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
