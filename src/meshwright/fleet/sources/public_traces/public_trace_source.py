@@ -18,6 +18,7 @@ from meshwright.fleet.sources.public_traces import (
     philly,
     training_log,
 )
+from meshwright.fleet.sources.public_traces.fault_log import FaultLog, find_odd_lines
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable, find_tables, open_table
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
@@ -26,7 +27,12 @@ from meshwright.fleet.sources.public_traces.trace_format import (
     define_format,
     match_format,
 )
+from meshwright.fleet.sources.row_faults import MAX_FAULTY_FRACTION
 from meshwright.fleet.sources.source import RowBatch, SourceOptions, abbreviate_names
+from meshwright.fleet.sources.time_text import parse_zone
+from meshwright.spec.field_checks import check_number, raise_problems
+from meshwright.spec.name_suggestions import build_unknown_name_problem
+from meshwright.spec.units import parse_number
 
 TRACE_FORMATS: Final[tuple[TraceFormat, ...]] = (
     *job_lists.TRACE_FORMATS,
@@ -42,6 +48,11 @@ _MOST_ROWS = 250_000
 """Rows of a batch."""
 _CLAIMED_FILES = 8
 """Of a folder so many files are looked into before it is said to be none of ours."""
+OPTIONS: Final = {
+    "zone": "time zone of dates that do not say theirs, such as Europe/Berlin",
+    "bad-rows": "share of rows that may be faulty and left out (default 0.1)",
+}
+"""What `--option NAME=VALUE` may say."""
 _KNOWN = "Acme, Helios, Philly, Alibaba, Muri, Sia, Chronus, Zhejiang Lab"
 
 
@@ -148,6 +159,7 @@ class PublicTraceSource:
         unread: tuple[TraceTable, ...] = (),
     ) -> None:
         self._where, self._asked, self._unread = where, asked, unread
+        self._zone, self._max_faulty = _read_options(where, asked, found)
         self._found = tuple(one for one in found if not self._repeats(one, found))
         self._left_out = [one for one in found if one not in self._found]
         self._several = Counter((one.format.name, one.table.path.parent) for one in found)
@@ -176,7 +188,10 @@ class PublicTraceSource:
         for one in self._found[begin:]:
             last: RowBatch | None = None
             skipped: list[int] = []
-            for tables in self._tables(one, skipped):
+            log = FaultLog(self._max_faulty)
+            for tables in self._tables(one, skipped, log):
+                log.open(one.table).num_wrong_width = len(skipped)
+                log.refuse_if_many()
                 for table, whole in tables.items():
                     for rows in _pieces(self._within(table, whole)):
                         if last is not None:
@@ -184,6 +199,11 @@ class PublicTraceSource:
                         last = RowBatch(table, rows)
             if last is not None:
                 left = f"{one.table.label}: {len(skipped):,} rows of a wrong width left out"
+                if skipped:
+                    lines = ", ".join(f"{line}" for line in find_odd_lines(one.table))
+                    left += (
+                        f" (lines {lines}{', …' if len(skipped) > lines.count(',') + 1 else ''})"
+                    )
                 again = [
                     f"{other.table.label} left out: its nodes are in {one.table.label} too, under "
                     "other names"
@@ -194,6 +214,7 @@ class PublicTraceSource:
                 notes = (
                     f"read as {one.format.name}",
                     *([left] if skipped else []),
+                    *log.take_notes(),
                     *again,
                     *unread,
                 )
@@ -204,28 +225,32 @@ class PublicTraceSource:
         names = [part.member or part.path.name for part in self._unread]
         return f"left out, as no telemetry can be made of it: {abbreviate_names(names)}"
 
-    def _tables(self, one: RecognizedTable, skipped: list[int]) -> Iterator[RowsByTable]:
-        part = one.table
-        told = ReadContext(self._cluster(one), part.path.stat().st_mtime, part)
-        if one.format.name == PHILLY_JOB_FORMAT.name:
+    def _tables(
+        self, one: RecognizedTable, skipped: list[int], log: FaultLog
+    ) -> Iterator[RowsByTable]:
+        part, form = one.table, one.format
+        told = ReadContext(
+            self._cluster(one), part.path.stat().st_mtime, part, zone=self._zone, log=log
+        )
+        if form.name == PHILLY_JOB_FORMAT.name:
             yield philly.read_jobs(part, told)
-        elif one.format.name == training_log.LOG_FORMAT.name:
+        elif form.name == training_log.LOG_FORMAT.name:
             yield training_log.read_log(part, self._beside(training_log.POD_FORMAT), told)
-        elif one.format.name == pai.JOB_FORMAT.name:
+        elif form.name == pai.JOB_FORMAT.name:
             beside = pai.JobMetadata(self._beside(pai.TAG_FORMAT), self._beside(pai.SENSOR_FORMAT))
             yield pai.read_jobs(part, self._other(pai.TASK_FORMAT), beside, told)
-        elif one.format.name == pai.INSTANCE_FORMAT.name:
+        elif form.name == pai.INSTANCE_FORMAT.name:
             yield from pai.read_allocations(
                 part, pai.read_tasks(self._other(pai.TASK_FORMAT)), told
             )
-        elif one.format.read_block is not None and one.format.needs_whole_table:
-            blocks = list(part.iter_blocks(skipped=skipped))
-            if blocks:
-                yield one.format.read_block(pa.concat_tables(blocks), told)
-        elif one.format.read_block is not None:
+        elif form.read_block is not None:
+            blocks = part.iter_blocks(skipped=skipped)
+            if form.needs_whole_table:
+                whole = list(blocks)
+                blocks = iter([pa.concat_tables(whole)] if whole else [])
             rows = 0
-            for block in part.iter_blocks(skipped=skipped):
-                yield one.format.read_block(block, told._replace(first_row=rows))
+            for block in blocks:
+                yield _read_block(form, block, told._replace(first_row=rows))
                 rows += block.num_rows
 
     def _beside(self, wanted: TraceFormat) -> TraceTable | None:
@@ -266,6 +291,42 @@ class PublicTraceSource:
         if since is not None:
             kept = pc.and_(kept, pc.fill_null(pc.greater_equal(rows[end], since), True))
         return rows.filter(kept)
+
+
+def _read_block(form: TraceFormat, rows: pa.Table, told: ReadContext) -> RowsByTable:
+    """Make rows of a block, without those of faulty ones, which are counted."""
+    assert form.read_block is not None
+    block = told.open_block(rows, told.table)
+    made = form.read_block(block, told)
+    sound = {table: block.keep_sound_rows(table, whole) for table, whole in made.items()}
+    block.faults.count_block(block.faulty)
+    return sound
+
+
+def _read_options(
+    where: Path, asked: SourceOptions, found: tuple[RecognizedTable, ...]
+) -> tuple[str, float]:
+    """Return the zone of times without one, and which share of rows may be faulty."""
+    options = asked.kind_options
+    problems = [
+        build_unknown_name_problem("option of public traces", name, OPTIONS, "--option")
+        for name in options
+        if name not in OPTIONS
+    ]
+    zone, share = options.get("zone", ""), options.get("bad-rows", "")
+    if zone and not any(one.format.has_dates for one in found):
+        forms = ", ".join(sorted({one.format.name for one in found}))
+        what = f"{where} has no dates, to which a zone belongs ({forms})"
+        problems.append(Problem("--option zone", what, "leave it out"))
+    if problems:
+        raise InputError(problems)
+    if zone:
+        parse_zone(zone)
+    if not share:
+        return zone, MAX_FAULTY_FRACTION
+    fraction = parse_number(share, "--option bad-rows")
+    raise_problems(check_number("--option bad-rows", fraction, 0.0, 1.0))
+    return zone, fraction
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
