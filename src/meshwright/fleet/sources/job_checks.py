@@ -14,6 +14,8 @@ MAX_RUN_S: Final = 10 * 365 * 86_400.0
 _EARLIEST_S: Final = -MAX_TIME_S
 _ROUNDING_S: Final = 1.5
 """Starts and ends are rounded to seconds, each by itself."""
+_SKEW_S: Final = 60.0
+"""Submission and start may be told by clocks of two machines."""
 
 
 class JobFault(NamedTuple):
@@ -24,6 +26,13 @@ class JobFault(NamedTuple):
     rows: Flags
     what: str
     fix: str
+
+
+def _far_from_the_others(times: Floats) -> Flags:
+    """Return which times lie further from the median than any list of jobs is long."""
+    if np.isnan(times).all():
+        return np.zeros(len(times), dtype=np.bool_)
+    return np.abs(times - np.nanmedian(times)) > MAX_RUN_S
 
 
 def find_job_faults(
@@ -47,16 +56,20 @@ def find_job_faults(
                 "swap them, or mend the one that is wrong",
             ),
             JobFault(
-                "end_s", known & np.isnan(start_s) & (end_s < submit_s - _ROUNDING_S),
+                "end_s", known & np.isnan(start_s) & (end_s < submit_s - _SKEW_S),
                 "lies before the submission", "mend the one that is wrong",
             ),
             JobFault(
-                "start_s", known & (start_s < submit_s - _ROUNDING_S), "lies before the submission",
+                "start_s", known & (start_s < submit_s - _SKEW_S), "lies before the submission",
                 "swap them, or mend the one that is wrong",
             ),
             JobFault(
                 "end_s", known & (end_s - start_s > MAX_RUN_S), "makes a run of over ten years",
                 "write both in seconds, or correct the year",
+            ),
+            JobFault(
+                "submit_s", known & _far_from_the_others(submit_s),
+                "lies over ten years from the other jobs", "write all in one unit and one era",
             ),
             JobFault("gpus", gpus < 0, "is less than no GPUs", "write the GPUs it had"),
             JobFault(

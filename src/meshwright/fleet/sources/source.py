@@ -70,6 +70,8 @@ class SourceOptions(NamedTuple):
     """What one kind of source alone understands, as `--option NAME=VALUE`."""
     on_progress: Callable[[str], None] = _nobody
     """Takes what somebody who waits should know at once, such as that a server does not answer."""
+    columns: Mapping[str, str] = {}
+    """Columns of a list of jobs by the names of ours, as `--column gpus=num_gpus`."""
 
 
 class RowBatch(NamedTuple):

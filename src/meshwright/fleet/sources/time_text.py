@@ -42,6 +42,11 @@ class ParsedTimes(NamedTuple):
     without_zone: Flags
     """Which of them are dates that do not say their zone."""
 
+    @property
+    def is_known(self) -> Flags:
+        """Which of them could be read."""
+        return np.isfinite(self.moments_s)
+
 
 def parse_zone(zone: str) -> ZoneInfo:
     """Return a time zone by its name, or say that it is none."""
@@ -55,12 +60,12 @@ def parse_zone(zone: str) -> ZoneInfo:
         raise InputError([Problem("zone", what, fix)]) from error
 
 
-def parse_times(column: pa.Array, zone: str = "UTC") -> ParsedTimes:
-    """Read a column of text."""
+def parse_times(column: pa.Array, zone: str = "UTC", scale: float = 1.0) -> ParsedTimes:
+    """Read a column of text; plain numbers are so many times `scale` seconds."""
     text = pc.utf8_trim_whitespace(column)
     plain = pc.match_substring_regex(text, _PLAIN)
     if not pc.any(pc.invert(plain)).as_py():
-        return ParsedTimes(_drop_compact_days(text), np.zeros(len(text), dtype=np.bool_))
+        return ParsedTimes(_drop_compact_days(text) * scale, np.zeros(len(text), dtype=np.bool_))
     seconds = _floats(pc.if_else(plain, text, pa.scalar(None, pa.string())).cast(pa.float64()))
     written = _normalize(pc.if_else(plain, pa.scalar(None, pa.string()), text))
     naive_s = _parse_clock(pc.utf8_slice_codeunits(written, 0, _BEGIN))
@@ -69,7 +74,7 @@ def parse_times(column: pa.Array, zone: str = "UTC") -> ParsedTimes:
     if without_zone.any():
         offset_s = np.where(without_zone, _find_offsets(naive_s, zone), offset_s)
     moments_s = naive_s + fraction_s - offset_s
-    return ParsedTimes(np.where(np.isnan(seconds), moments_s, seconds), without_zone)
+    return ParsedTimes(np.where(np.isnan(seconds), moments_s, seconds * scale), without_zone)
 
 
 def _drop_compact_days(text: pa.Array) -> Floats:

@@ -99,17 +99,19 @@ def read_states(block: Rows, name: str) -> pa.Array:
     return pc.fill_null(known.cast(pa.string()), "unknown")
 
 
-def read_times(block: Rows, name: str, zone: str = "UTC", why: str = "") -> Floats:
+def read_times(
+    block: Rows, name: str, zone: str = "UTC", why: str = "", scale: float = 1.0
+) -> Floats:
     """Return a column of times as seconds since 1970.
 
     Times say their zone themselves (`+08:00`, `PDT`), or are of the zone that the user gave, or of
-    `zone`, for the reason `why`; plain numbers are seconds already.
+    `zone`, for the reason `why`; plain numbers are so many times `scale` seconds.
     """
     if name not in block.column_names:
         return np.full(block.num_rows, np.nan)
     column = pc.utf8_trim_whitespace(_text(block, name))
     given = block.zone if isinstance(block, TraceBlock) else ""
-    parsed = parse_times(column, given or zone)
+    parsed = parse_times(column, given or zone, scale)
     if isinstance(block, TraceBlock):
         if parsed.without_zone.any():
             block.faults.note_zone(given or zone, "" if given else why or "as nothing says which")

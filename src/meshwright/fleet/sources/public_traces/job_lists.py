@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from meshwright.fleet.columns import Floats
 from meshwright.fleet.sources.public_traces.columns import (
     GIB,
     read_numbers,
@@ -19,6 +20,7 @@ from meshwright.fleet.sources.public_traces.trace_format import (
     TraceFormat,
     define_format,
     make_job_rows,
+    name_jobs_by_row,
 )
 from meshwright.fleet.tables import UNKNOWN_WAIT
 
@@ -69,11 +71,6 @@ def _timed_jobs(block: TraceBlock, told: ReadContext, zone: str, why: str) -> Ro
     )
 
 
-def _named_by_row(block: TraceBlock, told: ReadContext) -> pa.Array:
-    rows = range(told.first_row, told.first_row + block.num_rows)
-    return pa.array([str(row) for row in rows], pa.string())
-
-
 def _philly_durations(block: TraceBlock, told: ReadContext) -> RowsByTable:
     submit = read_times(block, "timestamp", PACIFIC_TIME_ZONE, _PACIFIC)
     duration, gpus = read_numbers(block, "duration"), read_numbers(block, "num_gpus")
@@ -83,7 +80,7 @@ def _philly_durations(block: TraceBlock, told: ReadContext) -> RowsByTable:
     return make_job_rows(
         block,
         told,
-        job=_named_by_row(block, told),
+        job=name_jobs_by_row(block, told),
         partition=read_text(block, "cluster"),
         team=read_text(block, "cluster"),
         submit_s=submit,
@@ -96,7 +93,7 @@ def _philly_durations(block: TraceBlock, told: ReadContext) -> RowsByTable:
 
 
 def _simulated(
-    block: TraceBlock, told: ReadContext, scale: float, **columns: object
+    block: TraceBlock, told: ReadContext, scale: float, priority: Floats | None = None
 ) -> RowsByTable:
     """Read a simulator's workload: when jobs come, how long they run, on how many GPUs."""
     submit = read_numbers(block, "submit_time", scale)
@@ -113,7 +110,7 @@ def _simulated(
         gpus=read_numbers(block, "num_gpu"),
         reason=[UNKNOWN_WAIT] * block.num_rows,
         state=["unknown"] * block.num_rows,
-        **columns,
+        priority=np.full(block.num_rows, np.nan) if priority is None else priority,
     )
 
 

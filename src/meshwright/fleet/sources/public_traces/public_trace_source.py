@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +20,10 @@ from meshwright.fleet.sources.public_traces import (
     training_log,
 )
 from meshwright.fleet.sources.public_traces.fault_log import FaultLog, find_odd_lines
+from meshwright.fleet.sources.public_traces.mapped_jobs import (
+    TIME_UNITS_S,
+    define_mapped_format,
+)
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable, find_tables, open_table
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
@@ -50,6 +55,7 @@ _CLAIMED_FILES = 8
 """Of a folder so many files are looked into before it is said to be none of ours."""
 OPTIONS: Final = {
     "zone": "time zone of dates that do not say theirs, such as Europe/Berlin",
+    "time-unit": "unit of plain numbers with --column: us, ms, s, min, h or d (default s)",
     "bad-rows": "share of rows that may be faulty and left out (default 0.1)",
 }
 """What `--option NAME=VALUE` may say."""
@@ -118,7 +124,8 @@ def matches(where: str) -> bool:
 def open_source(where: str, asked: SourceOptions) -> "PublicTraceSource":
     """Open a trace; say which are known where it is none of them."""
     path = Path(where)
-    parts = [(part, _form_of(part)) for part in find_tables(path)]
+    forms = partial(_form_as_mapped, asked=asked) if asked.columns else _form_of
+    parts = [(part, forms(part)) for part in find_tables(path)]
     known = [one for _, one in parts if one is not None]
     found = [one for one in known if one.format.read_block or one.format.name in _JOINED]
     if not found and known:
@@ -130,6 +137,20 @@ def open_source(where: str, asked: SourceOptions) -> "PublicTraceSource":
     read = {one.table.label for one in found}
     unread = tuple(part for part, _ in parts if part.label not in read and _is_table(part))
     return PublicTraceSource(path, asked, tuple(found), unread)
+
+
+def _form_as_mapped(part: TraceTable, asked: SourceOptions) -> RecognizedTable | None:
+    """Return a table as the list of jobs that `--column` makes of it."""
+    if part.kind not in ("csv", "parquet"):
+        return None
+    unit = asked.kind_options.get("time-unit", "s")
+    if unit not in TIME_UNITS_S:
+        raise InputError(
+            [build_unknown_name_problem("unit", unit, TIME_UNITS_S, "--option time-unit")]
+        )
+    if part.kind == "csv" and pai.add_header(part) != part:
+        return None
+    return RecognizedTable(part, define_mapped_format(part, asked.columns, unit))
 
 
 def _is_table(part: TraceTable) -> bool:
@@ -318,6 +339,9 @@ def _read_options(
         forms = ", ".join(sorted({one.format.name for one in found}))
         what = f"{where} has no dates, to which a zone belongs ({forms})"
         problems.append(Problem("--option zone", what, "leave it out"))
+    if "time-unit" in options and not asked.columns:
+        what = "belongs to lists whose columns --column maps"
+        problems.append(Problem("--option time-unit", what, "add --column gpus=NAME"))
     if problems:
         raise InputError(problems)
     if zone:

@@ -13,6 +13,8 @@ from meshwright.fleet.store.schema_check import MAX_TIME_S, list_required_column
 
 _OTHER_UNIT = 5.0
 """A column this many times as large as it should be is in another unit."""
+_OTHER_UNIT_OF_A_ROW = 30.0
+"""Published lists have single rows that are off by more, but by less than this."""
 _SHORT = 30.0
 """What is shorter than this may differ by rounding."""
 
@@ -73,11 +75,12 @@ class TraceBlock:
         """
         if name not in self.column_names:
             return
+        factor = _OTHER_UNIT_OF_A_ROW if every_row else _OTHER_UNIT
         given = to_plain_floats(self._rows[name])
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = [np.where(one > _SHORT, given / one, np.nan) for one in expected]
             off = np.logical_and.reduce(
-                [~((ratio < _OTHER_UNIT) & (ratio > 1 / _OTHER_UNIT)) for ratio in ratios]
+                [~((ratio < factor) & (ratio > 1 / factor)) for ratio in ratios]
             )
         known = np.logical_or.reduce([np.isfinite(ratio) for ratio in ratios])
         if not every_row and 2 * int((off & known).sum()) <= int(known.sum()):

@@ -1,6 +1,6 @@
 """What a form of trace is: the columns that tell it, and how its blocks become rows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,7 +84,11 @@ _ORIGINS: Final = {
 
 
 def make_job_rows(
-    block: pa.Table | TraceBlock, told: ReadContext, **columns: object
+    block: pa.Table | TraceBlock,
+    told: ReadContext,
+    *,
+    origins: Mapping[str, Sequence[str]] | None = None,
+    **columns: object,
 ) -> RowsByTable:
     """Make rows of jobs; what all of them share is filled in, and what cannot be is counted."""
     alike = {
@@ -94,9 +98,15 @@ def make_job_rows(
     }
     made = make_rows("jobs", alike | columns)
     if isinstance(block, TraceBlock):
-        block.check_jobs(made, _ORIGINS)
+        block.check_jobs(made, origins or _ORIGINS)
         block.check_repeats(made["job"])
     return {"jobs": made}
+
+
+def name_jobs_by_row(block: TraceBlock, told: ReadContext) -> pa.Array:
+    """Return the number of each row in its file, as the name of its job."""
+    rows = range(told.first_row, told.first_row + block.num_rows)
+    return pa.array([str(row) for row in rows], pa.string())
 
 
 def make_node_rows(

@@ -5,14 +5,13 @@ when clocks go back, what a job took tells which of the two was meant.
 """
 
 from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from meshwright.errors import InputError, Problem
+from meshwright.fleet.sources.time_text import parse_zone
 
 _ISO: Final = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d$"
 _EPOCH: Final = r"^\d{9,11}$"
@@ -21,11 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 def require_zone(zone: str) -> str:
     """Return the name of a time zone, or say that it is none."""
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        what, fix = f"{zone!r} is no time zone", "write one such as Europe/Berlin, or UTC"
-        raise InputError([Problem("zone", what, fix)]) from error
+    parse_zone(zone)
     return zone
 
 
