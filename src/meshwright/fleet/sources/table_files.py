@@ -31,6 +31,7 @@ from meshwright.fleet.sources.csv_errors import (
 from meshwright.fleet.sources.job_checks import JobFault, find_job_faults
 from meshwright.fleet.sources.row_faults import RowFaults
 from meshwright.fleet.sources.source import (
+    ConflictRule,
     RowBatch,
     SourceOptions,
     TelemetrySource,
@@ -88,6 +89,8 @@ def open_source(where: str, asked: SourceOptions) -> TelemetrySource:
 
 class TableFileSource:
     """Files of rows; those that have not changed since are not read again."""
+
+    conflict_rule = ConflictRule.REFUSE
 
     def __init__(self, place: Path, files: list[Path], asked: SourceOptions) -> None:
         self.name = f"tables {place}"

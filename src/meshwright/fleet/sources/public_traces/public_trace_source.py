@@ -1,5 +1,6 @@
 """Opens a public trace and gives its rows."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -33,7 +34,12 @@ from meshwright.fleet.sources.public_traces.trace_format import (
     match_format,
 )
 from meshwright.fleet.sources.row_faults import MAX_FAULTY_FRACTION
-from meshwright.fleet.sources.source import RowBatch, SourceOptions, abbreviate_names
+from meshwright.fleet.sources.source import (
+    ConflictRule,
+    RowBatch,
+    SourceOptions,
+    abbreviate_names,
+)
 from meshwright.fleet.sources.time_text import parse_zone
 from meshwright.spec.field_checks import check_number, raise_problems
 from meshwright.spec.name_suggestions import build_unknown_name_problem
@@ -172,6 +178,8 @@ _JOINED = frozenset(
 class PublicTraceSource:
     """The rows of a public trace."""
 
+    conflict_rule = ConflictRule.REFUSE
+
     def __init__(
         self,
         where: Path,
@@ -188,7 +196,7 @@ class PublicTraceSource:
     @property
     def name(self) -> str:
         """What it is and where."""
-        return f"public:{self._where}"
+        return f"public:{self._where.absolute()}"
 
     @staticmethod
     def _repeats(one: RecognizedTable, found: tuple[RecognizedTable, ...]) -> bool:
@@ -202,11 +210,14 @@ class PublicTraceSource:
         return one.table != next((part for part in beside if "all" in part.stem), beside[0])
 
     def read_batches(self, cursor: str | None = None) -> Iterator[RowBatch]:
-        """Give the rows part by part; a cursor names the last part that was read to its end."""
-        labels = [one.table.label for one in self._found]
-        begin = labels.index(cursor) + 1 if cursor in labels else 0
+        """Give the rows part by part; a cursor has the parts that were read to their end."""
+        done: dict[str, str] = json.loads(cursor) if cursor and cursor.startswith("{") else {}
         unread = (self._not_read(),) if self._unread else ()
-        for one in self._found[begin:]:
+        for one in self._found:
+            state = one.table.path.stat()
+            mark = f"{state.st_size} {state.st_mtime_ns}"
+            if done.get(one.table.label) == mark:
+                continue
             last: RowBatch | None = None
             skipped: list[int] = []
             log = FaultLog(self._max_faulty)
@@ -240,7 +251,8 @@ class PublicTraceSource:
                     *unread,
                 )
                 unread = ()
-                yield last._replace(cursor=one.table.label, notes=notes)
+                done[one.table.label] = mark
+                yield last._replace(cursor=json.dumps(done), notes=notes)
 
     def _not_read(self) -> str:
         names = [part.member or part.path.name for part in self._unread]

@@ -16,6 +16,7 @@ from meshwright.fleet.sources.slurm.snapshot import SlurmSnapshot, parse_json, s
 from meshwright.fleet.sources.slurm.tables import nodes
 from meshwright.fleet.sources.slurm.tables.allocations import read_prolog_log
 from meshwright.fleet.sources.source import (
+    ConflictRule,
     RowBatch,
     SourceOptions,
     abbreviate_names,
@@ -68,6 +69,8 @@ def find_files(where: Path) -> list[tuple[Path, str]]:
 class SlurmFileSource:
     """A source of what Slurm's commands printed into files."""
 
+    conflict_rule = ConflictRule.REPORT
+
     def __init__(
         self, where: Path, asked: SourceOptions, zone: str, renames: Mapping[str, str]
     ) -> None:
@@ -81,7 +84,7 @@ class SlurmFileSource:
     @property
     def name(self) -> str:
         """What it is and where."""
-        return f"slurm:{self._where}"
+        return f"slurm:{self._where.absolute()}"
 
     def read_batches(self, cursor: str | None = None) -> Iterator[RowBatch]:
         """Give all rows; none where no file has changed since the cursor."""
