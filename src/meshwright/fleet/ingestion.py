@@ -130,8 +130,8 @@ class _Gathering:
         told = f"those of {abbreviate_names(others)}" if others else "others of it"
         names = ", ".join(found.examples) + (", …" if found.num_jobs > len(found.examples) else "")
         what = (
-            f"{found.num_jobs:,} of its {num_rows:,} jobs (such as {names}) have the names of other "
-            f"jobs of cluster {cluster!r}: their times are not {told}"
+            f"{found.num_jobs:,} of its {num_rows:,} jobs (such as {names}) have the names of "
+            f"other jobs of cluster {cluster!r}: their times are not {told}"
         )
         fix = (
             "give each file its own --cluster NAME, or name the folder that holds both; --replace "

@@ -26,7 +26,7 @@ from meshwright.fleet.tables import UNKNOWN_WAIT
 
 CHINA_TIME_ZONE = "Asia/Shanghai"
 """Helios writes local time without a zone."""
-_MINUTE_S = 60.0
+_MINUTE_S, _SECOND_MS = 60.0, 1000.0
 PACIFIC_TIME_ZONE = "America/Los_Angeles"
 """Philly's samples say PDT and PST; its jobs say nothing, and lie on the same clock."""
 
@@ -93,7 +93,7 @@ def _philly_durations(block: TraceBlock, told: ReadContext) -> RowsByTable:
 
 
 def _simulated(
-    block: TraceBlock, told: ReadContext, scale: float, priority: Floats | None = None
+    block: TraceBlock, told: ReadContext, scale: float, duration: Floats, priority: Floats
 ) -> RowsByTable:
     """Read a simulator's workload: when jobs come, how long they run, on how many GPUs."""
     submit = read_numbers(block, "submit_time", scale)
@@ -106,19 +106,23 @@ def _simulated(
         qos=read_text(block, "job_type"),
         submit_s=submit,
         start_s=submit,
-        end_s=submit + read_numbers(block, "duration", scale),
+        end_s=submit + duration * scale,
         gpus=read_numbers(block, "num_gpu"),
         reason=[UNKNOWN_WAIT] * block.num_rows,
         state=["unknown"] * block.num_rows,
-        priority=np.full(block.num_rows, np.nan) if priority is None else priority,
+        priority=priority,
     )
 
 
 def _muri(block: TraceBlock, told: ReadContext) -> RowsByTable:
-    """Read Muri's workloads, in milliseconds."""
+    """Read Muri's workloads, in milliseconds: durations are rounded to seconds, work is not."""
+    duration = read_numbers(block, "duration")
     work = read_numbers(block, "iterations") * read_numbers(block, "iteration_time")
     block.check_unit("duration", work, said="the iterations times their time", every_row=True)
-    return _simulated(block, told, 1e-3, priority=read_numbers(block, "priority", signed=True))
+    with np.errstate(invalid="ignore"):
+        exact = np.where(np.abs(work - duration) <= _SECOND_MS, work, duration)
+    priority = read_numbers(block, "priority", signed=True)
+    return _simulated(block, told, 1e-3, exact, priority)
 
 
 def _chronus(block: TraceBlock, told: ReadContext) -> RowsByTable:
@@ -127,7 +131,8 @@ def _chronus(block: TraceBlock, told: ReadContext) -> RowsByTable:
     `expect_time_list` has the moments after submission by which a job is worth less, the last of
     them the one after which it is worth nothing; jobs of best effort have none.
     """
-    found = _simulated(block, told, _MINUTE_S)
+    unknown = np.full(block.num_rows, np.nan)
+    found = _simulated(block, told, _MINUTE_S, read_numbers(block, "duration"), unknown)
     expected = pc.extract_regex(read_text(block, "expect_time_list"), r"^(?:\d+-)*(?P<last>\d+)$")
     due = pc.struct_field(expected, "last").cast(pa.float64())
     due_s = np.asarray(due.to_numpy(zero_copy_only=False), dtype=np.float64) * _MINUTE_S
