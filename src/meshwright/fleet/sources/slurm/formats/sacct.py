@@ -1,5 +1,6 @@
 """The text of `sacct -P`, with any list of fields, as records."""
 
+import re
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -47,8 +48,11 @@ FIELDS: Final = tuple(
 
 def is_sacct_header(header: bytes) -> bool:
     """Say whether a first line is a header of sacct's."""
-    names = {bytes(name) for name in header.replace(b"#", b"|").split(b"|")}
-    return bool(names & {b"JobID", b"JobIDRaw"}) and len(names) > 1
+    names = re.split(rb"[^A-Za-z0-9_/:()%]+", header.strip())
+    if not {b"JobID", b"JobIDRaw"} & set(names):
+        return False
+    # Lists of others may have a column JobID too.
+    return len({name.decode() for name in names if name} & set(FIELDS)) > 1
 
 
 def read_sacct(stream: BinaryIO, where: str, zone: str = "UTC") -> tuple[pa.Table, tuple[str, ...]]:
