@@ -165,10 +165,11 @@ def list_caveats(report: FleetReport) -> list[str]:
 def _describe_outside(outside: OutsideAttempts) -> str:
     since = format_day(outside.first_s // 86_400 * 86_400)
     quoted = f"'{since}'" if " " in since else since
+    count = f"{outside.num_outside:,} of {outside.num_attempts:,}"
+    span = f"{format_day(outside.first_s)} to {format_day(outside.last_s)}"
     return (
-        f"{outside.num_outside:,} of {outside.num_attempts:,} attempts lie outside of this time: all ran from "
-        f"{format_day(outside.first_s)} to {format_day(outside.last_s)}; --since {quoted} takes "
-        "all of it"
+        f"{count} attempts lie outside of this time: all ran from {span}; "
+        f"--since {quoted} takes all of it"
     )
 
 

@@ -14,7 +14,7 @@ MAX_RUN_S: Final = 10 * 365 * 86_400.0
 _EARLIEST_S: Final = -MAX_TIME_S
 _ROUNDING_S: Final = 1.5
 """Starts and ends are rounded to seconds, each by itself."""
-_SKEW_S: Final = 60.0
+CLOCK_SKEW_S: Final = 60.0
 """Submission and start may be told by clocks of two machines."""
 
 
@@ -36,9 +36,12 @@ def _far_from_the_others(times: Floats) -> Flags:
 
 
 def find_job_faults(
-    submit_s: Floats, start_s: Floats, end_s: Floats, gpus: Floats
+    submit_s: Floats, start_s: Floats, end_s: Floats, gpus: Floats, *, skew_s: float = CLOCK_SKEW_S
 ) -> list[JobFault]:
-    """Return what is wrong with jobs; NaN is unknown and never wrong."""
+    """Return what is wrong with jobs; NaN is unknown and never wrong.
+
+    A job may start `skew_s` before it was handed in, by another clock.
+    """
     found = []
     with np.errstate(invalid="ignore"):
         for name, times in (("submit_s", submit_s), ("start_s", start_s), ("end_s", end_s)):
@@ -56,11 +59,11 @@ def find_job_faults(
                 "swap them, or mend the one that is wrong",
             ),
             JobFault(
-                "end_s", known & np.isnan(start_s) & (end_s < submit_s - _SKEW_S),
+                "end_s", known & np.isnan(start_s) & (end_s < submit_s - skew_s),
                 "lies before the submission", "mend the one that is wrong",
             ),
             JobFault(
-                "start_s", known & (start_s < submit_s - _SKEW_S), "lies before the submission",
+                "start_s", known & (start_s < submit_s - skew_s), "lies before the submission",
                 "swap them, or mend the one that is wrong",
             ),
             JobFault(

@@ -12,6 +12,7 @@ from meshwright.fleet.columns import Flags, Floats
 from meshwright.fleet.sources.public_traces.trace_block import TraceBlock
 from meshwright.fleet.sources.row_faults import no_rows
 from meshwright.fleet.sources.time_text import parse_times
+from meshwright.fleet.store.schema_check import MAX_TIME_S
 
 Rows: TypeAlias = pa.Table | TraceBlock
 """Text columns; of a `TraceBlock`, values that cannot be read are counted as faults."""
@@ -118,7 +119,11 @@ def read_times(
         strange = _flags(column.is_valid()) & ~np.isfinite(parsed.moments_s)
         what, fix = "is no time that can be told", "write 2026-11-01 08:00:00+01:00, or seconds"
         block.add_fault(strange, name, what, fix)
-        return np.where(strange, np.nan, parsed.moments_s)
+        with np.errstate(invalid="ignore"):
+            far = np.abs(parsed.moments_s) > MAX_TIME_S
+        what = "is no time in seconds since 1970"
+        block.add_fault(far, name, what, "divide milliseconds by 1000, microseconds by 1e6")
+        return np.where(strange | far, np.nan, parsed.moments_s)
     return parsed.moments_s
 
 

@@ -63,8 +63,8 @@ class TraceBlock:
 
         `columns` names, for each column of `jobs`, the columns of the file that it may come from.
         """
-        told = {name: _floats(jobs[name]) for name in ("submit_s", "start_s", "end_s", "gpus")}
-        for fault in find_job_faults(**told):
+        told = [_floats(jobs[name]) for name in ("submit_s", "start_s", "end_s", "gpus")]
+        for fault in find_job_faults(*told):
             self.add_fault(fault.rows, self._origin(columns, fault.column), fault.what, fault.fix)
 
     def check_unit(self, name: str, *expected: Floats, said: str, every_row: bool = False) -> None:

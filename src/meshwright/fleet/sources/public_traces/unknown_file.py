@@ -44,7 +44,7 @@ def describe_unknown_table(path: Path) -> Problem | None:
 def _nearest(columns: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     """Return the kinds that share most columns with a table, and what it lacks of each."""
     names = set(columns)
-    kinds = {form.name: form.required_columns for form in TRACE_FORMATS}
+    kinds = {form.name: form.required_columns for form in TRACE_FORMATS if form.read_block}
     kinds |= {f"{table}.csv": frozenset(keys) for table, keys in PRIMARY_KEYS.items()}
     shared = {
         kind: len(needed & names) / len(needed) for kind, needed in kinds.items() if needed & names

@@ -24,6 +24,8 @@ from meshwright.fleet.sources.source import (
 )
 
 _HEAD_BYTES: Final = 4096
+_LOCAL_KINDS: Final = {"sacct", "scontrol", "events"}
+"""Kinds of output with times of the zone that they were printed in."""
 _TOGETHER_BYTES: Final = 2 << 30
 """Dumps of more than this are folded one by one; attempts are then counted within each."""
 _MAP = re.compile(rb"(?m)^\d+(?:\.\d+)? (?:prolog|epilog) .*\bjob=\d")
@@ -75,6 +77,7 @@ class SlurmFileSource:
         self, where: Path, asked: SourceOptions, zone: str, renames: Mapping[str, str]
     ) -> None:
         self._where, self._asked, self._zone, self._renames = where, asked, zone, renames
+        self._is_zone_assumed = "zone" not in asked.kind_options
         self._files = find_files(where)
         if not self._files:
             what = "holds nothing that sacct, scontrol, sinfo, sacctmgr or a prolog wrote"
@@ -101,6 +104,9 @@ class SlurmFileSource:
                 why = "left out, being no output of Slurm's that is read here"
                 reading.notes.append(f"{why}: {abbreviate_names(names)}")
             told = [self._read(path, kind, reading) for path, kind in group]
+            if self._is_zone_assumed and {kind for _, kind in group} & _LOCAL_KINDS:
+                what = "text has no zones: its times are read as UTC"
+                reading.notes.append(f"{what}; --option zone=NAME reads them in another")
             known = [moment for moment in (*told, reading.find_snapshot_time()) if moment]
             seen_s = max(known or [path.stat().st_mtime for path, _ in group])
             last = place + 1 == len(groups)
