@@ -104,6 +104,8 @@ JOBS = pa.schema(
         ("start_s", _TIME),
         ("end_s", _TIME),
         ("time_limit_s", _TIME),  # the longest it may run
+        ("deadline_s", _TIME),  # when it should be done
+        ("priority", pa.float64()),  # the higher goes first
         ("gpus", pa.float64()),  # asked for or given; parts of one are allowed
         ("gpu_kind", _TEXT),
         ("num_nodes", pa.int32()),

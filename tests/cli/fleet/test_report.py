@@ -151,8 +151,41 @@ def test_top_tells_who_holds_what_and_who_waits(
 def test_top_of_jobs_tells_whose_they_are(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(store, "top", "--at", "1970-01-08T12:00", "--by", "job", "--top", "1") == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[-2].split("\t")[:4] == ["job", "GPUs", "user", "for"]
-    assert told[-1].split("\t")[:4] == ["a7", "8.0", "ann.alder", "12 h"]
+    assert told[-2].split("\t")[:5] == ["job", "GPUs", "at the end", "user", "for"]
+    assert told[-1].split("\t")[:5] == ["a7", "8.0", "8.0", "ann.alder", "12 h"]
+
+
+def test_top_tells_what_is_held_at_the_end_beside_the_mean_and_over_what_it_is_taken(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Ann's job of day 7 began five minutes before.
+    assert asked(store, "top", "--at", "1970-01-08T00:05", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    ann = next(one for one in told["groups"] if one["name"] == "ann.alder")
+    assert (ann["gpus"], ann["gpus_at_end"]) == (pytest.approx(8 / 3), 8)
+    assert told["allocated_at_end"] == 10
+    assert asked(store, "top", "--at", "1970-01-08T00:05") == 0
+    assert "mean of 15 min" in capsys.readouterr().out
+
+
+def test_a_report_tells_which_attempts_lie_outside_of_its_time(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(store, "report", "--since", "1d", "--until", "1970-01-09") == 0
+    said = capsys.readouterr().err
+    assert "8 of 10 attempts lie outside of this time: all ran from day 0 to day 8" in said
+    assert "--since 'day 0' takes all of it" in said
+    assert asked(store, "report", "--since", "day 0", "--until", "1970-01-09", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["attempts_outside"]["num_outside"] == 0
+
+
+def test_held_hours_that_nothing_measured_are_not_called_productive(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(store, "report", "--since", "1d", "--until", "1970-01-02", "--json") == 0
+    buckets = json.loads(capsys.readouterr().out)["buckets"]
+    assert buckets["productive"]["gpu_hours"] == 0
+    assert buckets["unmeasured"]["gpu_hours"] == 128
 
 
 def test_a_time_of_which_nothing_is_known_is_said_to_be_so(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.cli import main
+from meshwright.policy.job_queue.policy_registry import POLICIES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -85,9 +86,10 @@ def test_more_gpus_and_less_load_wait_less(jobs: str, capsys: Captured) -> None:
 @pytest.mark.parametrize("estimate", ["exact", "limit", "predicted"])
 def test_policies_are_compared_side_by_side(jobs: str, estimate: str, capsys: Captured) -> None:
     words = ["compare", jobs, "--gpus", "16", "--policies", "all", "--runtime-estimate", estimate]
+    words += ["--deadline-factor", "2", "--qos-priorities", "high=10"]
     found = answer(words, capsys)
     by_name = {one["policy"]: one for one in found["runs"]}
-    assert len(by_name) > 15
+    assert set(by_name) == set(POLICIES)
     assert by_name["srsf"]["jct_s"]["mean"] < by_name["fifo"]["jct_s"]["mean"]
     assert all(one["jobs"] == 60 for one in found["runs"])
 
@@ -124,8 +126,91 @@ def test_nodes_fail_and_jobs_change_size(jobs: str, capsys: Captured) -> None:
 
 def test_priorities_stop_those_below(jobs: str, capsys: Captured) -> None:
     words = ["simulate", jobs, "--gpus", "8", "--policy", "priority"]
-    assert answer(words, capsys)["preemptions"] == 0
+    assert "no job has a priority of its own" in faults(words, capsys)
     assert answer([*words, "--qos-priorities", "high=10"], capsys)["preemptions"] > 0
+
+
+def test_deadlines_come_from_a_factor_or_from_a_column(
+    jobs: str, tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["--gpus", "8", "--policy", "edf"]
+    refused = faults(["simulate", jobs, *words], capsys)
+    assert "no job has a deadline" in refused
+    assert "--deadline-factor" in refused
+    found = answer(["simulate", jobs, *words, "--deadline-factor", "3"], capsys)
+    assert found["jobs_with_deadline"] == 60
+    assert 0 < found["missed_deadlines"] < 60
+    listed = tmp_path / "due.csv"
+    listed.write_text(
+        "id,num_gpus,arrival,duration,due\n1,1,0,100,150\n2,1,0,100,\n3,1,0,100,120\n"
+    )
+    asked = [
+        "simulate",
+        str(listed),
+        "--gpus",
+        "1",
+        "--policy",
+        "edf",
+        "--column",
+        "deadline_s=due",
+    ]
+    found = answer(asked, capsys)
+    assert (found["jobs_with_deadline"], found["missed_deadlines"]) == (2, 1)
+    assert main(["queue", *asked]) == 0
+    assert "edf: 1 of 3 jobs have no deadline and come last" in capsys.readouterr().err
+
+
+def test_policies_that_no_job_has_the_input_of_are_left_out_of_all(
+    jobs: str, capsys: Captured
+) -> None:
+    assert main(["queue", "compare", jobs, "--gpus", "16", "--policies", "all"]) == 0
+    printed = capsys.readouterr()
+    assert "left out: edf, as no job has deadlines" in printed.err
+    assert "left out: priority, as no job has priorities" in printed.err
+    assert "elastic: every job has one size" in printed.err
+    assert not any(line.startswith(("edf", "priority")) for line in printed.out.splitlines())
+    assert "no job has a deadline" in faults(
+        ["compare", jobs, "--gpus", "16", "--policies", "fifo,edf"], capsys
+    )
+
+
+@pytest.mark.parametrize(("name", "said"), [("tiresias", "use las"), ("themis", "use max-min")])
+def test_other_names_of_policies_lead_to_ours(
+    name: str, said: str, jobs: str, capsys: Captured
+) -> None:
+    assert said in faults(["simulate", jobs, "--gpus", "16", "--policy", name], capsys)
+    assert said in faults(["compare", jobs, "--gpus", "16", "--policies", name], capsys)
+
+
+def test_restarts_cost_what_a_table_says_and_runs_are_stretched(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    listed, table = tmp_path / "list.csv", tmp_path / "restart.csv"
+    listed.write_text("id,gpus,submit,duration,model\na,1,0,100,bert\nb,2,0,100,vgg\n")
+    table.write_text("gpus,model,restart_s\n1,bert,5\n*,*,20\n")
+    words = ["simulate", str(listed), "--gpus", "4", "--column", "gpus=gpus"]
+    assert answer(words, capsys)["jct_s"]["mean"] == 100
+    words += ["--restart-table", str(table), "--stretch", "1.5"]
+    assert answer(words, capsys)["jct_s"]["mean"] == (155 + 170) / 2
+    table.write_text("gpus,model,restart_s\n1,bert,soon\n")
+    assert "line 2, column restart_s: 'soon' is no number of seconds" in faults(words, capsys)
+
+
+@pytest.mark.parametrize(("policy", "said"), [("srtf", "shortest"), ("srsf", "shortest-gpu")])
+def test_the_figures_of_muris_simulator_are_reached_from_the_command_line(
+    shared: Path, policy: str, said: str, capsys: Captured
+) -> None:
+    folder = shared / "fleet_traces" / "muri"
+    if not folder.exists():
+        pytest.skip("needs Muri's traces in the shared data folder")
+    words = ["simulate", str(folder / "sim_trace3.csv.gz"), "--gpus", "64", "--gpus-per-node", "8"]
+    words += ["--policy", policy, "--migrate", "--restart-every-decision", "--stretch", "1.015"]
+    found = answer([*words, "--restart-table", "examples/muri_restart.csv"], capsys)
+    text = (folder / "reference_results.json").read_text()
+    published = json.loads(text)["upstream_muri_simulator"]["trace3"][said]
+    assert found["jct_s"]["mean"] == pytest.approx(published["avg_jct_s"], rel=1e-6)
+    assert found["jct_s"]["p99"] == pytest.approx(published["p99_jct_s"], rel=1e-6)
+    assert found["makespan_s"] == pytest.approx(published["makespan_s"], rel=1e-6)
 
 
 def test_a_fleets_store_is_read(jobs: str, tmp_path: Path, capsys: Captured) -> None:

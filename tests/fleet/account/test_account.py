@@ -30,11 +30,11 @@ def told(found: GpuHourAccount) -> dict[str, float]:
     }
 
 
-def test_a_job_that_completed_counts_as_productive_and_the_rest_had_no_demand() -> None:
+def test_a_job_that_nothing_measured_is_not_called_productive_and_the_rest_had_no_demand() -> None:
     found = account_of(jobs(job("1", 0, 4 * HOUR)), {"node": "n1"})
-    assert told(found) == {"productive": 32, "no_demand": 48}
+    assert told(found) == {"unmeasured": 32, "no_demand": 48}
     assert (
-        to_gpu_hours(found.sum_cells()[AccountCell("productive", "unknown")]) == 32
+        to_gpu_hours(found.sum_cells()[AccountCell("unmeasured", "unknown")]) == 32
     )  # nothing tells what it did
     assert sum(found.sum_buckets().values()) == found.capacity
 
@@ -66,7 +66,7 @@ def test_whoever_tells_what_was_lost_is_believed() -> None:
 
 def test_a_cancelled_job_loses_nothing() -> None:
     found = account_of(jobs(job("1", 0, 10 * HOUR, state="cancelled")), {"node": "n1"})
-    assert told(found) == {"productive": 80}
+    assert told(found) == {"unmeasured": 80}
 
 
 def test_gpus_of_a_node_that_is_down_are_down_whoever_claims_them() -> None:
@@ -75,13 +75,13 @@ def test_gpus_of_a_node_that_is_down_are_down_whoever_claims_them() -> None:
         {"node": "n1", "until_s": 6 * HOUR},
         {"node": "n1", "since_s": 6 * HOUR, "state": "down"},
     )
-    assert told(found) == {"productive": 48, "down": 32}
+    assert told(found) == {"unmeasured": 48, "down": 32}
     assert to_gpu_hours(found.oversubscribed) == 32
 
 
 def test_a_draining_node_still_runs_what_it_has() -> None:
     found = account_of(jobs(job("1", 0, 10 * HOUR, gpus=4)), {"node": "n1", "state": "draining"})
-    assert told(found) == {"productive": 40, "draining": 40}
+    assert told(found) == {"unmeasured": 40, "draining": 40}
 
 
 def test_reserved_and_unknown_gpus_are_told_apart() -> None:
@@ -100,7 +100,7 @@ def test_free_gpus_that_no_placement_joins_are_fragmented() -> None:
         {"node": "n1"},
         {"node": "n2"},
     )
-    assert told(found) == {"productive": 80, "fragmented": 80}
+    assert told(found) == {"unmeasured": 80, "fragmented": 80}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_free_gpus_that_no_placement_joins_are_fragmented() -> None:
 def test_why_gpus_are_free(waiting: dict[str, Any], bucket: str) -> None:
     waits = {"job": "2", "submit_s": 0, "state": "pending", **waiting}
     found = account_of(jobs(job("1", 0, 10 * HOUR, gpus=4), waits), {"node": "n1"})
-    assert told(found) == {"productive": 40, bucket: 40}
+    assert told(found) == {"unmeasured": 40, bucket: 40}
 
 
 def test_a_small_demand_explains_no_more_than_it_asks_for() -> None:
@@ -135,13 +135,13 @@ def test_that_nobody_waited_is_known_where_waits_are_told(
 
 def test_without_nodes_what_was_held_is_all_there_was() -> None:
     found = account_of(jobs(job("1", 0, 4 * HOUR), job("2", 0, 4 * HOUR, nodes=None)))
-    assert told(found) == {"productive": 64}
+    assert told(found) == {"unmeasured": 64}
     assert found.inferred_capacity == found.capacity
 
 
 def test_told_gpus_of_a_cluster_stand_for_its_nodes() -> None:
     found = account_of(jobs(job("1", 0, 4 * HOUR, nodes=None)), gpus={"c": 8})
-    assert told(found) == {"productive": 32, "no_demand": 48}
+    assert told(found) == {"unmeasured": 32, "no_demand": 48}
     assert found.inferred_capacity == 0
 
 
@@ -150,7 +150,7 @@ def test_claims_beyond_what_there_is_are_cut_alike() -> None:
         jobs(job("1", 0, 10 * HOUR), job("2", 0, 10 * HOUR), job("3", 0, 10 * HOUR)),
         {"node": "n1"},
     )
-    assert told(found) == {"productive": 80}
+    assert told(found) == {"unmeasured": 80}
     assert to_gpu_hours(found.oversubscribed) == pytest.approx(160)
     assert found.cells_by_attempt.sum(axis=1) == pytest.approx([found.capacity / 3] * 3, abs=2)
 
@@ -163,7 +163,7 @@ def test_an_attempt_ends_where_the_next_begins() -> None:
         ),
         {"node": "n1"},
     )
-    assert told(found) == {"productive": 48, "lost_work": 32}
+    assert told(found) == {"unmeasured": 48, "lost_work": 32}
 
 
 def test_a_running_job_holds_until_a_later_look_does_not_show_it() -> None:
@@ -174,13 +174,13 @@ def test_a_running_job_holds_until_a_later_look_does_not_show_it() -> None:
         job("4", 0, None, gpus=2, state="failed"),
     )
     found = account_of(work, {"node": "n1"})
-    assert told(found) == {"productive": 12 + 20 + 20, "no_demand": 28}
+    assert told(found) == {"unmeasured": 12 + 20 + 20, "no_demand": 28}
     assert found.data_warnings["attempts that ended nobody knows when, left out"] == 1
 
 
 def test_nobody_is_taken_to_run_for_days_after_the_last_look() -> None:
     work = jobs(job("1", 0, None, state="running", seen_s=HOUR))
-    assert told(account_of(work, {"node": "n1"}, until=3 * DAY))["productive"] == 8 * 25
+    assert told(account_of(work, {"node": "n1"}, until=3 * DAY))["unmeasured"] == 8 * 25
 
 
 def test_samples_tell_idle_gpus_from_busy_ones_and_start_up_from_idling() -> None:
@@ -200,11 +200,13 @@ def test_samples_tell_idle_gpus_from_busy_ones_and_start_up_from_idling() -> Non
         jobs(job("1", 0, 2 * HOUR, gpus=2)), {"node": "n1", "gpus": 2},
         allocations=whose, rollups=seen, until=2 * HOUR,
     )  # fmt: skip
-    assert told(found) == pytest.approx({"startup": 1 / 6, "idle": 1, "productive": 17 / 6}, 1e-5)
+    assert told(found) == pytest.approx(
+        {"startup": 1 / 6, "idle": 1, "productive": 5 / 6, "unmeasured": 2}, 1e-5
+    )
     cells = found.sum_cells()
     assert to_gpu_hours(cells[AccountCell("productive", "samples")]) == pytest.approx(5 / 6)
     assert (
-        to_gpu_hours(cells[AccountCell("productive", "unknown")]) == 2
+        to_gpu_hours(cells[AccountCell("unmeasured", "unknown")]) == 2
     )  # the second hour has no sample
     assert found.tensor[0].sum() / found.tensor[1].sum() == pytest.approx(0.45)
 
@@ -221,7 +223,7 @@ def test_what_accounting_keeps_of_activity_speaks_where_nothing_else_does() -> N
     work = jobs(job("1", 0, HOUR, gpus=4, gpu_util=0.0), job("2", 0, HOUR, gpus=4, gpu_util=0.8))
     found = account_of(work, {"node": "n1"}, until=HOUR)
     assert told(found) == {"productive": 4, "idle": 4}
-    assert found.sum_cells()[AccountCell("productive", "unknown")] == 0
+    assert found.sum_cells()[AccountCell("unmeasured", "unknown")] == 0
 
 
 def test_jobs_that_only_telemetry_knows_are_counted() -> None:
@@ -229,7 +231,7 @@ def test_jobs_that_only_telemetry_knows_are_counted() -> None:
         *({"job": "pod", "node": "n1", "gpu": gpu, "start_s": 0.0, "end_s": HOUR} for gpu in (0, 1))
     )
     found = account_of(jobs(), {"node": "n1"}, allocations=whose, until=HOUR)
-    assert told(found) == {"productive": 2, "no_demand": 6}
+    assert told(found) == {"unmeasured": 2, "no_demand": 6}
 
 
 def test_a_gpu_that_two_jobs_claim_is_one_gpu() -> None:
@@ -239,16 +241,16 @@ def test_a_gpu_that_two_jobs_claim_is_one_gpu() -> None:
     )
     work = jobs(job("1", 0, HOUR, gpus=1), job("2", 0, HOUR, gpus=1))
     found = account_of(work, {"node": "n1"}, allocations=whose, until=HOUR)
-    assert told(found) == {"productive": 1, "no_demand": 7}
+    assert told(found) == {"unmeasured": 1, "no_demand": 7}
 
 
 def test_days_add_up_to_the_window() -> None:
     found = account_of(jobs(job("1", 0.5 * DAY, 2.25 * DAY)), {"node": "n1"}, until=3 * DAY)
-    productive = [
-        to_gpu_hours(sum(v for c, v in s.cells.items() if c.bucket == "productive"))
+    unmeasured = [
+        to_gpu_hours(sum(v for c, v in s.cells.items() if c.bucket == "unmeasured"))
         for s in found.periods
     ]
-    assert productive == [96, 192, 48]
+    assert unmeasured == [96, 192, 48]
 
 
 def test_gpus_that_accounting_does_not_keep_are_those_that_were_held() -> None:
@@ -256,7 +258,7 @@ def test_gpus_that_accounting_does_not_keep_are_those_that_were_held() -> None:
     whose = held(*({"job": "1", "node": "n1", "gpu": gpu, "start_s": 0.0} for gpu in (0, 1, 1)))
     work = jobs(job("1", 0, HOUR) | {"gpus": None})
     found = account_of(work, {"node": "n1"}, allocations=whose, until=HOUR)
-    assert told(found) == {"productive": 2, "no_demand": 6}
+    assert told(found) == {"unmeasured": 2, "no_demand": 6}
 
 
 def test_roll_ups_of_days_may_differ_in_length() -> None:
@@ -273,26 +275,26 @@ def test_who_waits_for_one_kind_of_gpu_finds_no_other() -> None:
     waits = {"job": "2", "submit_s": 0, "state": "pending", "gpus": 4, "gpu_kind": "A100"}
     there = {"node": "n1", "gpu_kind": "a100"}, {"node": "n2", "gpu_kind": "v100"}
     full = account_of(jobs(job("1", 0, 10 * HOUR, gpu_kind="a100"), waits), *there)
-    assert told(full) == {"productive": 80, "no_demand": 80}
+    assert told(full) == {"unmeasured": 80, "no_demand": 80}
     half = account_of(jobs(job("1", 0, 10 * HOUR, 6, gpu_kind="a100"), waits), *there)
-    assert told(half) == {"productive": 60, "insufficient_gpus": 20, "no_demand": 80}
+    assert told(half) == {"unmeasured": 60, "insufficient_gpus": 20, "no_demand": 80}
 
 
 def test_a_job_of_no_known_node_or_kind_may_have_been_anywhere() -> None:
     there = {"node": "n1", "gpu_kind": "a100"}, {"node": "n2", "gpu_kind": "v100"}
     found = account_of(jobs(job("1", 0, 10 * HOUR, 16, nodes=None)), *there)
-    assert told(found) == {"productive": 160}
+    assert told(found) == {"unmeasured": 160}
 
 
 def test_jobs_of_no_cluster_are_counted() -> None:
     found = account_of(jobs(job("1", 0, HOUR, nodes=None, cluster=None)))
-    assert told(found) == {"productive": 8}
+    assert told(found) == {"unmeasured": 8}
 
 
 def test_a_node_is_there_from_the_first_job_on_it() -> None:
     work = jobs(job("1", 2 * HOUR, 4 * HOUR))
     found = account_of(work, {"node": "n1", "since_s": 8 * HOUR})
-    assert told(found) == {"productive": 16, "no_demand": 48}
+    assert told(found) == {"unmeasured": 16, "no_demand": 48}
     assert to_gpu_hours(found.assumed_uptime) == 48
     assert (found.inferred_capacity, found.peak_gpus) == (0, 8)
 

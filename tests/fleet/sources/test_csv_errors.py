@@ -27,8 +27,9 @@ def test_nothing_is_wrong_with_a_file_that_can_be_read(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (b"c,0,2026-01-01,,,,", "line 5, column start_s: '2026-01-01' is not a time in seconds "
-         "(fix: write seconds since 1970 in UTC, as 1767225600, or nothing where it is unknown)"),
+        (b"c,0,01/11/2026,,,,", "line 5, column start_s: '01/11/2026' is not a time in seconds "
+         "(fix: write seconds since 1970 in UTC, as 1767225600, or 2026-01-01T00:00:00Z, "
+         "or nothing where it is unknown)"),
         (b"c,0,,1h,,,", "line 5, column time_limit_s: '1h' is not a number of seconds"),
         (b"c,0,,,8 GPUs,,", "line 5, column gpus: '8 GPUs' is not a number"),
         (b"c,1.5,,,,,", "line 5, column attempt: '1.5' is not a whole number"),

@@ -58,7 +58,7 @@ _VERBS: dict[str, tuple[str, Callable[[], CommandModule]]] = {
         _load_patterns,
     ),
     "health": ("nodes and GPUs that fail or are about to, and what to do with them", _load_health),
-    "top": ("who holds which GPUs now, and how busy they are", _load_top),
+    "top": ("who holds which GPUs, in the mean of the last minutes and at their end", _load_top),
     "serve": ("the report as a page and as metrics, over HTTP", _load_serve),
     "exporter": ("GPUs and training jobs of this machine as a page for Prometheus", _load_exporter),
 }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from meshwright.cli.flags.time_range import parse_time
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
+from meshwright.fleet.account.report import OutsideAttempts
 from meshwright.fleet.store import FleetStore
 from meshwright.fleet.time_format import format_day
 
@@ -56,6 +57,21 @@ def read_scope(store: FleetStore, args: argparse.Namespace) -> FleetScope:
         raise InputError([Problem("--cluster", f"{args.cluster!r} is not in the store", there)])
     name = (args.cluster or "").replace("'", "''")
     return FleetScope(since_s, until_s, f"cluster = '{name}'" if name else None)
+
+
+def count_outside(store: FleetStore, scope: FleetScope) -> OutsideAttempts | None:
+    """Count the attempts of the store that held nothing in the time that is asked for."""
+    row = store.sql(
+        f"""
+        SELECT count(*) AS total, min(start_s) AS first_s, max(coalesce(end_s, seen_s)) AS last_s,
+            count(*) FILTER (WHERE start_s >= {scope.until_s!r} OR end_s <= {scope.since_s!r})
+            AS num_outside
+        FROM jobs WHERE start_s IS NOT NULL AND {scope.where or "true"}
+        """
+    ).to_pylist()[0]
+    if not row["total"]:
+        return None
+    return OutsideAttempts(row["num_outside"], row["total"], row["first_s"], row["last_s"])
 
 
 def shift_scope_back(scope: FleetScope) -> FleetScope:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from meshwright.cli.flags.source_options import add_source_options, read_source_options
 from meshwright.cli.flags.time_range import add_times, read_time_range
 from meshwright.cli.fleet.flags import add_store, open_store
 from meshwright.cli.render.safe_text import print_to_stderr
@@ -61,9 +62,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="read from the beginning, not from where it was left",
     )
     parser.add_argument("--every", metavar="TIME", help="go on reading, this often, until stopped")
+    add_source_options(parser)
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE",
-        help="what one kind of source alone understands; may be repeated",
+        "--replace", action="store_true",
+        help="let jobs of a file replace those of another file that have the same names",
     )  # fmt: skip
     access = parser.add_argument_group("access (reading is all that is needed)")
     access.add_argument(
@@ -111,7 +113,9 @@ def _one(args: argparse.Namespace, store: FleetStore, source: TelemetrySource) -
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
     try:
-        return ingest(store, source, from_start=args.from_start, progress=told)
+        return ingest(
+            store, source, from_start=args.from_start, progress=told, replace=args.replace
+        )
     finally:
         if not args.quiet and sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
@@ -155,20 +159,14 @@ def _asked(args: argparse.Namespace) -> SourceOptions:
     step_s = parse_seconds(args.step, "--step")
     if step_s <= 0:
         raise InputError([Problem("--step", f"{args.step} is no distance", "use 30s")])
-    options = {}
-    for text in args.option:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            what = f"{text!r} is no NAME=VALUE"
-            raise InputError([Problem("--option", what, "write --option name=value")])
-        options[name] = value
+    options, columns = read_source_options(args)
 
     def tell(said: str) -> None:
         if not args.quiet:
             print_to_stderr(said)
 
     return SourceOptions(
-        args.cluster, since_s, until_s, step_s, _token(args), args.ca_file, options, tell
+        args.cluster, since_s, until_s, step_s, _token(args), args.ca_file, options, tell, columns
     )
 
 

@@ -7,6 +7,7 @@ from meshwright.cli.fleet.account_reader import read_account
 from meshwright.cli.fleet.flags import (
     add_scope,
     add_store,
+    count_outside,
     open_store,
     read_scope,
     shift_scope_back,
@@ -53,7 +54,9 @@ def run(args: argparse.Namespace) -> CommandResult:
         scope = read_scope(store, args)
         found = read_account(store, args, scope)
         before = read_account(store, args, shift_scope_back(scope)) if args.before else None
-    report = build_report(found, prices, args.by, top)._replace(previous=before)
+        outside = count_outside(store, scope)
+    report = build_report(found, prices, args.by, top)
+    report = report._replace(previous=before, outside=outside)
     if args.html:
         write_text(args.html, render_report_page(report))
     return make_result(report)

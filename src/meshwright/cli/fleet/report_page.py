@@ -22,6 +22,7 @@ from meshwright.fleet.time_format import format_day, is_calendar_time
 
 BUCKET_COLORS = {
     "productive": "var(--path)",
+    "unmeasured": "color-mix(in srgb, var(--path) 34%, var(--ground))",
     "startup": "var(--cause-4)",
     "checkpoint": "var(--copies)",
     "data_wait": "var(--cause-2)",
@@ -105,7 +106,7 @@ def _opening(report: FleetReport) -> str:
     held = {b.name for b in BUCKETS if b.allocated}
     wasted = {
         name: amount for name, amount in buckets.items()
-        if name not in ("productive", "no_demand") and amount
+        if name not in ("productive", "unmeasured", "no_demand") and amount
     }  # fmt: skip
     text = (
         f"Of {format_hours(to_gpu_hours(found.capacity))} GPU-hours "

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from meshwright.cli.fleet import report
 from meshwright.cli.fleet.account_reader import read_account
-from meshwright.cli.fleet.flags import open_store, read_scope
+from meshwright.cli.fleet.flags import count_outside, open_store, read_scope
 from meshwright.cli.fleet.report_page import render_report_page
 from meshwright.cli.fleet.report_screen import make_result
 from meshwright.cli.render.safe_text import print_to_stderr
@@ -83,8 +83,11 @@ class ReportCache:
     def _make(self) -> RenderedReport:
         with open_store(self._args) as store:
             sizes = store.table_sizes()
-            found = read_account(store, self._args, read_scope(store, self._args))
+            scope = read_scope(store, self._args)
+            found = read_account(store, self._args, scope)
+            outside = count_outside(store, scope)
         report = build_report(found, self._prices, self._args.by, self._top)
+        report = report._replace(outside=outside)
         told = make_result(report)
         data = {"schema": f"meshwright.{told.schema}", **told.data}
         lines = "\n".join(render_metrics(report, sizes)) + "\n"

@@ -1,4 +1,4 @@
-"""`mw fleet top`: who holds which GPUs now, and how busy they are."""
+"""`mw fleet top`: who holds which GPUs, on the mean of the last minutes and at their end."""
 
 import argparse
 from typing import Any
@@ -10,7 +10,7 @@ from meshwright.cli.fleet.flags import add_scope, add_store, open_store, read_sc
 from meshwright.cli.result import CommandResult, NoteView, make_fields, make_table
 from meshwright.fleet.account import BUCKETS, GpuHourAccount, to_gpu_hours
 from meshwright.fleet.account.attempts import match_states
-from meshwright.fleet.account.goodput import GROUP_KEYS, compute_goodput
+from meshwright.fleet.account.goodput import GROUP_KEYS, compute_goodput, count_held_at_end
 from meshwright.fleet.account.inventory import decode_text
 from meshwright.fleet.account.report import goodput_to_data
 from meshwright.fleet.account.ticks import PARTS_PER_GPU, UNKNOWN_TIME
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", default="25", metavar="N", help="how many (default: 25)")
     parser.add_argument(
         "--last", dest="since", default="15min", metavar="TIME",
-        help="how much time before counts as now (default: 15min)",
+        help="the time before that means are of (default: 15min)",
     )  # fmt: skip
     parser.add_argument(
         "--at", dest="until", metavar="WHEN",
@@ -55,11 +55,12 @@ def make_result(found: GpuHourAccount, by: str, top: int) -> CommandResult:
     waiting = _waiting(found)
     buckets = found.sum_buckets()
     free = sum(buckets[bucket.name] for bucket in BUCKETS if not bucket.allocated)
-    now_s = found.window.until_ms / 1e3
+    now_s, at_end = found.window.until_ms / 1e3, count_held_at_end(found, by)
+    span = format_seconds(span_h * 3600)
     head = {
-        "at": f"{format_day(now_s)} {format_clock(now_s)}, the mean of "
-        f"{format_seconds(span_h * 3600)}",
-        "GPUs": f"{to_gpu_hours(found.capacity) / span_h:,.1f}: "
+        "at": f"{format_day(now_s)} {format_clock(now_s)}",
+        "held then": format_quantity(round(sum(at_end.values()), 1), "GPU"),
+        f"mean of {span}": f"{to_gpu_hours(found.capacity) / span_h:,.1f}: "
         f"{to_gpu_hours(found.allocated) / span_h:,.1f} held, "
         f"{to_gpu_hours(buckets['idle']) / span_h:,.1f} of them idle; "
         f"{to_gpu_hours(free) / span_h:,.1f} free or "
@@ -71,6 +72,7 @@ def make_result(found: GpuHourAccount, by: str, top: int) -> CommandResult:
     rows = [
         (
             one.name or "(not told)", f"{one.allocated_hours / span_h:,.1f}",
+            f"{at_end.get(one.name, 0.0):,.1f}",
             *(whose.get(one.name, ("", "")) if whose else (f"{one.num_attempts:,}",)),
             f"{one.hours_by_bucket['idle'] / span_h:,.1f}",
             "" if one.program_goodput is None else f"{100 * one.program_goodput:.0f} %",
@@ -79,20 +81,26 @@ def make_result(found: GpuHourAccount, by: str, top: int) -> CommandResult:
         for one in groups
     ]  # fmt: skip
     middle = "user, for" if whose else "jobs"
-    columns = f"{by}, GPUs, {middle}, idle, tensor or MFU, waits for, not measured"
-    right = "GPUs, jobs, for, idle, tensor or MFU, waits for, not measured"
-    view = make_table(columns, rows, right=right)
+    columns = f"{by}, GPUs, at the end, {middle}, idle, tensor or MFU, waits for, not measured"
+    right = "GPUs, at the end, jobs, for, idle, tensor or MFU, waits for, not measured"
+    view = make_table(columns, rows, f"Means of {span} up to then", right=right)
     data: dict[str, Any] = {
         "at_s": found.window.until_ms / 1e3,
         "duration_s": span_h * 3600,
         "gpus": to_gpu_hours(found.capacity) / span_h,
         "allocated": to_gpu_hours(found.allocated) / span_h,
+        "allocated_at_end": sum(at_end.values()),
         "idle": to_gpu_hours(buckets["idle"]) / span_h,
         "pending_jobs": waiting[0],
         "pending_gpus": waiting[1],
         "group_by": by,
         "groups": [
-            {**goodput_to_data(one), "gpus": one.allocated_hours / span_h} for one in groups
+            {
+                **goodput_to_data(one),
+                "gpus": one.allocated_hours / span_h,
+                "gpus_at_end": at_end.get(one.name, 0.0),
+            }
+            for one in groups
         ],
     }
     notes = () if groups else (NoteView("nobody holds a GPU or waits for one at that time"),)

@@ -7,18 +7,18 @@ import msgspec
 from meshwright.cli.parser import add_common
 from meshwright.cli.queue.flags import add_cluster, add_costs, add_policy_flags
 from meshwright.cli.queue.jobs import add_jobs, read_jobs
+from meshwright.cli.queue.policy_inputs import describe_gaps, parse_policies, require_inputs
+from meshwright.cli.queue.restart_table import apply_run_changes
 from meshwright.cli.queue.screen import describe_run, render_comparison
 from meshwright.cli.queue.simulate import replay_jobs
-from meshwright.cli.result import CommandResult
-from meshwright.errors import InputError, Problem
-from meshwright.policy.job_queue.policy_registry import POLICIES
-from meshwright.spec.name_suggestions import build_unknown_name_problem
+from meshwright.cli.result import CommandResult, NoteView
+from meshwright.policy.job_queue.policy_registry import POLICIES, list_missing_inputs
 
 EXAMPLES = (
     "mw queue compare jobs.csv --gpus 512 --policies fifo,easy,sjf,srsf,las",
     "mw queue compare fleet/ --policies all --runtime-estimate predicted --restore-time 2m",
 )
-_DEFAULT = "fifo,easy,multifactor,sjf,srsf,las,finish-time"
+_DEFAULT = "fifo,easy,multifactor,sjf,srsf,las"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Answer with what each policy comes to."""
-    names = _names(args.policies)
-    read = read_jobs(args)
+    names = parse_policies(args.policies, "--policies")
+    read = apply_run_changes(args, read_jobs(args))
+    skipped = {name: list_missing_inputs(name, read.requests) for name in names}
+    if args.policies == "all":
+        names = [name for name in names if not skipped[name]]
+    require_inputs(names, read, "--policies")
+    notes = [
+        f"left out: {name}, as no job has {missing[0]}" for name, missing in skipped.items()
+        if missing
+    ]  # fmt: skip
     runs = {name: replay_jobs(args, read, name) for name in names}
     gpus = next(iter(runs.values()))[1]
     found = {name: one for name, (one, _) in runs.items()}
@@ -47,21 +55,7 @@ def run(args: argparse.Namespace) -> CommandResult:
         **describe_run(args, read, gpus),
         "runs": [{"policy": name, **msgspec.to_builtins(one)} for name, one in found.items()],
     }
+    told = (*notes, *describe_gaps(names, read))
+    views = (*render_comparison(read, found, gpus), *map(NoteView, told))
     best = min(found, key=lambda name: found[name].jct_s.mean)
-    return CommandResult("queue.compare/2", data, render_comparison(read, found, gpus), (best,))
-
-
-def _names(text: str) -> list[str]:
-    if text == "all":
-        return list(POLICIES)
-    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    problems = [
-        build_unknown_name_problem("policy", name, list(POLICIES), "--policies")
-        for name in names
-        if name not in POLICIES
-    ]
-    if problems:
-        raise InputError(problems)
-    if not names:
-        raise InputError([Problem("--policies", "names none", "use all")])
-    return names
+    return CommandResult("queue.compare/2", data, views, (best,))

@@ -56,6 +56,20 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         "--repair-time", metavar="TIME", default="4h", help="how long a node is away (default: 4h)"
     )
     group.add_argument("--seed", metavar="N", type=int, default=0, help="what chance starts from")
+    group.add_argument(
+        "--restart-table", metavar="FILE",
+        help="seconds that a start costs by job: a CSV file with gpus,model,restart_s (* for all "
+        "others)",
+    )  # fmt: skip
+    group.add_argument(
+        "--restart-every-decision",
+        action="store_true",
+        help="let every decision restart all that runs, as Muri's simulator does",
+    )
+    group.add_argument(
+        "--stretch", metavar="X", default="1",
+        help="let every job run X times as long as it did (default: 1)",
+    )  # fmt: skip
 
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +82,11 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
         "--quotas", metavar="TEAM=N,…",
         help="GPUs of each team for quota (default: by how many GPU-hours each used)",
     )  # fmt: skip
+    group.add_argument(
+        "--migrate",
+        action="store_true",
+        help="place all jobs anew at each decision of srtf, srsf, las and gittins",
+    )
 
 
 def build_pool(args: argparse.Namespace, read: QueueWorkload) -> GpuPool:
@@ -123,6 +142,7 @@ def read_costs(args: argparse.Namespace) -> PreemptionCosts:
         checkpoint_interval_s=None
         if every is None
         else parse_seconds(every, "--checkpoint-interval"),
+        restart_every_round=args.restart_every_decision,
     )
 
 
@@ -150,6 +170,7 @@ def read_queue_config(args: argparse.Namespace, read: QueueWorkload, total: floa
         team_shares=parse_named_numbers(args.shares, "--shares"),
         team_quotas={team: TeamQuota(nominal_quota=gpus) for team, gpus in quotas.items()},
         past_service_gpu_s=past or [1.0],
+        allow_migration=args.migrate,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from meshwright.cli.flags.source_options import add_source_options, read_source_options
 from meshwright.cli.flags.time_range import add_times, read_time_range
 from meshwright.errors import InputError, Problem
 from meshwright.fleet.sources.source import SourceOptions
@@ -22,7 +23,8 @@ from meshwright.spec.units import parse_number
 ESTIMATE_KINDS = ("exact", "limit", "predicted")
 _COLUMNS = (
     "cluster", "job", "attempt", "name", "user", "team", "partition", "qos", "workload", "submit_s",
-    "start_s", "end_s", "time_limit_s", "gpus", "gpu_kind", "cpus", "memory_requested",
+    "start_s", "end_s", "time_limit_s", "deadline_s", "priority", "gpus", "gpu_kind", "cpus",
+    "memory_requested",
 )  # fmt: skip
 
 
@@ -39,6 +41,8 @@ class QueueWorkload(NamedTuple):
     """How many rows are no jobs for a queue, and why."""
     clusters: tuple[str, ...] = ()
     """Whose jobs they are."""
+    notes: tuple[str, ...] = ()
+    """What the source remarked: rows left out, zones assumed."""
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +57,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         "--partition", metavar="NAME", help="only jobs of this partition (queue, virtual cluster)"
     )
     add_times(parser)
+    add_source_options(parser)
     group.add_argument(
         "--max-jobs", metavar="N", type=int, help="no more than the first N jobs of that time"
     )
@@ -74,6 +79,10 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         help="priorities of jobs by their quality of service; the higher goes first (default: 0)",
     )  # fmt: skip
     group.add_argument(
+        "--deadline-factor", metavar="X",
+        help="deadlines for jobs that have none: X times their run time after they come",
+    )  # fmt: skip
+    group.add_argument(
         "--elastic-range", metavar="MIN:MAX",
         help="let jobs run on MIN to MAX times the GPUs they ask for: 0.5:2",
     )  # fmt: skip
@@ -87,7 +96,8 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 def read_jobs(args: argparse.Namespace, *, shared: bool = False) -> QueueWorkload:
     """Read the jobs; those without GPUs count only where GPUs are `shared`."""
     raise_problems([] if args.max_jobs is None else check_integer("--max-jobs", args.max_jobs))
-    tables = _of_cluster(_tables(args), args.cluster)
+    found = _tables(args)
+    tables = _of_cluster(found.tables, args.cluster)
     rows = tables["jobs"].to_pylist()
     asks, run_s, limits, left_out = _asks(rows, args, shared)
     if not asks:
@@ -99,48 +109,64 @@ def read_jobs(args: argparse.Namespace, *, shared: bool = False) -> QueueWorkloa
         known = sum(limit is not None for limit in limits)
         estimate = "limit" if known * 2 > len(limits) else "exact"
     estimates = _estimates(estimate, asks, run_s, limits, str(args.jobs))
-    asks = [_with(ask, estimate_s=one) for ask, one in zip(asks, estimates, strict=True)]
+    asks = [change_request(ask, estimate_s=one) for ask, one in zip(asks, estimates, strict=True)]
     clusters = tuple(sorted({row["cluster"] for row in rows if row["cluster"]}))
-    return QueueWorkload(asks, run_s, _nodes(tables["nodes"]), estimate, left_out, clusters)
+    return QueueWorkload(
+        asks, run_s, _nodes(tables["nodes"]), estimate, left_out, clusters, found.notes
+    )
 
 
 def read_nodes(path: str) -> list[NodeSpec]:
     """Read the nodes that a source tells of."""
-    tables = _from_source(path, SourceOptions())
+    tables = _from_source(path, SourceOptions()).tables
     if not (found := _nodes(tables["nodes"])):
         raise InputError([Problem(path, "tells of no nodes", "name a list of nodes")])
     return found
 
 
-def _with(ask: JobRequest, **changes: Any) -> JobRequest:
+def change_request(ask: JobRequest, **changes: Any) -> JobRequest:
+    """Return a request with other values in some fields."""
     fields = {name: getattr(ask, name) for name in ask.__struct_fields__}
     return JobRequest(**fields | changes)
 
 
-def _tables(args: argparse.Namespace) -> dict[str, pa.Table]:
+class _ReadTables(NamedTuple):
+    tables: dict[str, pa.Table]
+    notes: tuple[str, ...] = ()
+
+
+def _tables(args: argparse.Namespace) -> _ReadTables:
     since_s, until_s = read_time_range(args)
+    options, columns = read_source_options(args)
     where, folder = str(args.jobs), Path(args.jobs)
     if is_store(folder):
+        if options or columns:
+            flag = "--option" if options else "--column"
+            what = "says how a file is read, and this is a store"
+            raise InputError([Problem(flag, what, "give it to mw fleet ingest")])
         with FleetStore(folder) as store:
             nodes = store.read_table("nodes")
-            return {
-                "jobs": store.read_table("jobs", _COLUMNS, since_s=since_s, until_s=until_s),
-                "nodes": nodes,
-            }
-    return _from_source(where, SourceOptions(since_s=since_s, until_s=until_s))
+            jobs = store.read_table("jobs", _COLUMNS, since_s=since_s, until_s=until_s)
+            return _ReadTables({"jobs": jobs, "nodes": nodes})
+    asked = SourceOptions(since_s=since_s, until_s=until_s, kind_options=options, columns=columns)
+    return _from_source(where, asked)
 
 
-def _from_source(where: str, asked: SourceOptions) -> dict[str, pa.Table]:
+def _from_source(where: str, asked: SourceOptions) -> _ReadTables:
     from meshwright.fleet.tables import TABLE_SCHEMAS
 
     found: dict[str, list[pa.Table]] = {"jobs": [], "nodes": []}
+    notes: dict[str, None] = {}
     for batch in open_source(where, asked).read_batches():
+        notes |= dict.fromkeys(batch.notes)
         if batch.table in found:
             found[batch.table].append(batch.rows)
-    return {
+    tables = {
         name: pa.concat_tables(parts) if parts else TABLE_SCHEMAS[name].empty_table()
         for name, parts in found.items()
     }
+    told = tuple(note for note in notes if not note.startswith("read as "))
+    return _ReadTables(tables, told)
 
 
 def _of_cluster(tables: dict[str, pa.Table], name: str | None) -> dict[str, pa.Table]:
@@ -182,6 +208,7 @@ def _asks(
         check_number("--arrival-scale", load, 1e-6, 1e6),
         check_number("--serial-fraction", serial, 0.0, 1.0),
     )
+    factor = _factor(args.deadline_factor)
     least, most = _elastic(args.elastic_range)
     priorities = parse_named_numbers(args.qos_priorities, "--qos-priorities")
     asks: list[JobRequest] = []
@@ -200,17 +227,18 @@ def _asks(
         if why := _unfit(row, shared):
             left_out[why] = left_out.get(why, 0) + 1
             continue
-        gpus = float(row["gpus"] or 0)
+        gpus, came_s = float(row["gpus"] or 0), start_s + (row["submit_s"] - start_s) / load
         resized = args.elastic_range is not None and gpus >= 1
         asks.append(
             JobRequest(
                 job_id=row["job"] if not row["attempt"] else f"{row['job']}.{row['attempt']}",
-                submit_s=start_s + (row["submit_s"] - start_s) / load,
+                submit_s=came_s,
                 gpus=gpus,
                 user=row["user"] or "",
                 team=row[args.team] or "",
                 name=row["name"] or row["workload"] or "",
-                priority=priorities.get(row["qos"] or "", 0.0),
+                priority=priorities.get(row["qos"] or "", row["priority"] or 0.0),
+                deadline_s=_deadline(row, came_s, factor),
                 gpu_kinds=tuple(kind for kind in (row["gpu_kind"] or "").split("|") if kind),
                 cpus=(row["cpus"] or 0.0) if shared else 0.0,
                 memory_bytes=(row["memory_requested"] or 0.0) if shared else 0.0,
@@ -225,6 +253,23 @@ def _asks(
         if args.max_jobs is not None and len(asks) == args.max_jobs:
             break
     return asks, run_s, limits, left_out
+
+
+def _factor(text: str | None) -> float | None:
+    if text is None:
+        return None
+    factor = parse_number(text, "--deadline-factor")
+    raise_problems(check_number("--deadline-factor", factor, 1e-3, 1e6))
+    return factor
+
+
+def _deadline(row: dict[str, Any], came_s: float, factor: float | None) -> float | None:
+    """Return when a job is due, as long after it comes as was recorded."""
+    if row["deadline_s"] is not None:
+        return float(came_s + row["deadline_s"] - row["submit_s"])
+    if factor is None or row["start_s"] is None or row["end_s"] is None:
+        return None
+    return float(came_s + factor * (row["end_s"] - row["start_s"]))
 
 
 def _unfit(row: dict[str, Any], shared: bool) -> str:

@@ -121,9 +121,10 @@ def _notes(read: QueueWorkload) -> tuple[NoteView, ...]:
         named = ", ".join(read.clusters[:3]) + (", …" if len(read.clusters) > 3 else "")
         what = f"jobs of {len(read.clusters)} clusters share these GPUs; --cluster NAME takes one"
         mixed = (NoteView(f"{what}: {named}"),)
-    return mixed + tuple(
+    left_out = (
         NoteView(f"left out: rows that {why} ({count:,})") for why, count in read.skipped.items()
     )
+    return (*mixed, *left_out, *map(NoteView, read.notes))
 
 
 def _hours(gpu_hours: float) -> str:

@@ -15,9 +15,16 @@ from meshwright.cli.queue.flags import (
     read_queue_config,
 )
 from meshwright.cli.queue.jobs import QueueWorkload, add_jobs, read_jobs
+from meshwright.cli.queue.policy_inputs import describe_gaps, require_inputs
+from meshwright.cli.queue.restart_table import apply_run_changes
 from meshwright.cli.queue.screen import describe_run, render_run
-from meshwright.cli.result import CommandResult
-from meshwright.policy.job_queue.policy_registry import POLICIES, make_policy
+from meshwright.cli.result import CommandResult, NoteView
+from meshwright.errors import InputError
+from meshwright.policy.job_queue.policy_registry import (
+    POLICIES,
+    build_unknown_policy_problem,
+    make_policy,
+)
 from meshwright.predict.job_queue.outcome import QueueOutcome, summarize_run
 from meshwright.predict.job_queue.simulator import simulate_queue
 
@@ -32,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "mw queue simulate JOBS --gpus N [--policy NAME] [flags]"
     add_jobs(parser)
     parser.add_argument(
-        "--policy", choices=tuple(POLICIES), default="fifo",
+        "--policy", metavar="NAME", default="fifo",
         help="who goes first (default: fifo): "
         + "; ".join(f"{name}: {one.summary}" for name, one in POLICIES.items()).replace("%", "%%"),
     )  # fmt: skip
@@ -44,10 +51,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> CommandResult:
     """Answer with what the queue comes to."""
-    read = read_jobs(args)
+    if args.policy not in POLICIES:
+        raise InputError([build_unknown_policy_problem(args.policy, "--policy")])
+    read = apply_run_changes(args, read_jobs(args))
+    require_inputs([args.policy], read, "--policy")
     found, gpus = replay_jobs(args, read, args.policy)
     data = {"policy": args.policy, **describe_run(args, read, gpus), **msgspec.to_builtins(found)}
-    views = render_run(read, args.policy, found, gpus)
+    notes = map(NoteView, describe_gaps([args.policy], read))
+    views = (*render_run(read, args.policy, found, gpus), *notes)
     return CommandResult("queue.simulate/2", data, views, (f"{found.jct_s.mean:.6g}",))
 
 

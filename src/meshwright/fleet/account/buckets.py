@@ -16,6 +16,9 @@ class GpuHourBucket(NamedTuple):
 
 BUCKETS: Final = (
     GpuHourBucket("productive", "productive", "work that the job kept", True),
+    GpuHourBucket(
+        "unmeasured", "held, not measured", "a job held it, and nothing tells what it did", True
+    ),
     GpuHourBucket("startup", "start-up", "from the start of an attempt to its first work", True),
     GpuHourBucket("checkpoint", "checkpointing", "training stood still to save its state", True),
     GpuHourBucket("data_wait", "data wait", "the step waited for its data", True),
@@ -77,7 +80,7 @@ ALLOCATED_CELLS: Final = (
     AccountCell("productive", "progress"),
     AccountCell("productive", "samples"),
     AccountCell("productive", "accounting"),
-    AccountCell("productive", "unknown"),
+    AccountCell("unmeasured", "unknown"),
     AccountCell("startup", "progress"),
     AccountCell("startup", "samples"),
     AccountCell("checkpoint", "progress"),
@@ -89,6 +92,11 @@ ALLOCATED_CELLS: Final = (
     AccountCell("lost_work", "unknown"),
 )
 """What held hours can be, in the order of the columns of `GpuHourAccount.cells_by_attempt`."""
+
+WORKED_CELLS: Final = tuple(
+    cell for cell in ALLOCATED_CELLS if cell.bucket in ("productive", "unmeasured")
+)
+"""Held hours that are work, as far as anybody knows."""
 
 FREE_CELLS: Final = (
     AccountCell("down", "nodes"),

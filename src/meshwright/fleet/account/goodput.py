@@ -12,13 +12,19 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from meshwright.fleet.account.account import GpuHourAccount
-from meshwright.fleet.account.buckets import ALLOCATED_CELLS, find_cell_index
-from meshwright.fleet.account.ticks import PART_MS_PER_GPU_HOUR, UNKNOWN_TIME, Floats, Ints
+from meshwright.fleet.account.buckets import ALLOCATED_CELLS, WORKED_CELLS, find_cell_index
+from meshwright.fleet.account.ticks import (
+    PART_MS_PER_GPU_HOUR,
+    PARTS_PER_GPU,
+    UNKNOWN_TIME,
+    Floats,
+    Ints,
+)
 from meshwright.fleet.columns import CodedColumn
 
 GROUP_KEYS: Final = ("cluster", "job", "user", "team", "partition", "workload")
 """What goodput can be told by."""
-_PRODUCTIVE = [at for at, cell in enumerate(ALLOCATED_CELLS) if cell.bucket == "productive"]
+_PRODUCTIVE = [find_cell_index(*cell) for cell in WORKED_CELLS]
 
 
 class GoodputBreakdown(NamedTuple):
@@ -31,7 +37,7 @@ class GoodputBreakdown(NamedTuple):
     hours_by_bucket: dict[str, float]
     """Held hours by bucket."""
     unknown_hours: float
-    """Of the productive hours, those that nothing tells about."""
+    """Held hours that nothing tells about."""
     scheduling_goodput: float | None
     """None where nobody tells how long jobs waited, or of a fleet what GPUs it has."""
     runtime_goodput: float | None
@@ -70,6 +76,19 @@ def compute_goodput(
         sums.one(at, groups.values[code - 1] if code else "", fleet=None)
         for at, code in enumerate(order.tolist())
     )
+
+
+def count_held_at_end(found: GpuHourAccount, by: str) -> dict[str, float]:
+    """Return how many GPUs each one held at the last moment of the window."""
+    jobs, last_ms = found.attempts, found.window.until_ms
+    running = np.isin(
+        jobs.state.codes, [at for at, state in enumerate(jobs.state.values) if state == "running"]
+    )
+    holds = (jobs.start_ms != UNKNOWN_TIME) & (jobs.start_ms < last_ms)
+    holds &= (jobs.end_ms > last_ms) | ((jobs.end_ms >= last_ms) & running)
+    groups, gpus = _groups(found, by), np.where(holds, jobs.gpu_parts, 0) / PARTS_PER_GPU
+    sums = np.bincount(groups.codes + 1, gpus, len(groups.values) + 1)
+    return dict(zip(("", *groups.values), sums.tolist(), strict=True))
 
 
 def compute_fleet_goodput(found: GpuHourAccount) -> GoodputBreakdown:
@@ -148,7 +167,7 @@ class _Sums:
         return GoodputBreakdown(
             name, int(self._attempts[at]), held / PART_MS_PER_GPU_HOUR,
             waited / PART_MS_PER_GPU_HOUR, hours,
-            cells[find_cell_index("productive", "unknown")] / PART_MS_PER_GPU_HOUR,
+            cells[find_cell_index("unmeasured", "unknown")] / PART_MS_PER_GPU_HOUR,
             _part(held, asked if fleet is None else fleet),
             _part(productive, held), program, by, known / PART_MS_PER_GPU_HOUR, _part(productive,
             asked),

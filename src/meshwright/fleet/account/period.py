@@ -9,6 +9,7 @@ from meshwright.fleet.account.attempts import JobAttempts
 from meshwright.fleet.account.buckets import (
     ALLOCATED_CELLS,
     FREE_CELLS,
+    WORKED_CELLS,
     AccountCell,
     find_cell_index,
 )
@@ -211,12 +212,12 @@ def _split(
     for bucket, evidence, those in (
         ("idle", "accounting", util < IDLE_THRESHOLD),
         ("productive", "accounting", util >= IDLE_THRESHOLD),
-        ("productive", "unknown", np.isnan(util)),
+        ("unmeasured", "unknown", np.isnan(util)),
     ):
         split[find_cell_index(bucket, evidence)] += np.where(those, untold, 0)
     saved = work.phases.is_checkpoint_known[segments.attempt]
-    for evidence in ("progress", "samples", "accounting", "unknown"):
-        at = find_cell_index("productive", evidence)
+    for bucket, evidence in WORKED_CELLS:
+        at = find_cell_index(bucket, evidence)
         gone = np.where(segments.is_lost, split[at], 0)
         split[find_cell_index("lost_work", "progress")] += np.where(saved, gone, 0)
         split[find_cell_index("lost_work", "unknown")] += np.where(saved, 0, gone)

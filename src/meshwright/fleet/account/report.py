@@ -35,6 +35,17 @@ NOTABLE_SHARE = 0.02
 """Of the time asked for: what is unknown at its beginning is told from there on."""
 
 
+class OutsideAttempts(NamedTuple):
+    """Attempts that held nothing within the time that is asked for."""
+
+    num_outside: int
+    num_attempts: int
+    """All attempts of the store that ever started."""
+    first_s: float
+    last_s: float
+    """From when to when attempts ran."""
+
+
 class FleetReport(NamedTuple):
     """Everything that a report tells."""
 
@@ -53,6 +64,8 @@ class FleetReport(NamedTuple):
     forecasts: dict[str, Forecast]
     previous: GpuHourAccount | None = None
     """The same length of time right before, where it is asked for."""
+    outside: OutsideAttempts | None = None
+    """What the time asked for leaves out of the store."""
 
     @property
     def forecast_bucket(self) -> str:
@@ -139,12 +152,25 @@ def list_caveats(report: FleetReport) -> list[str]:
             f"them is "
             "known"
         )
+    if report.outside is not None and report.outside.num_outside:
+        told.append(_describe_outside(report.outside))
     told += [f"{count:,} {what}" for what, count in found.data_warnings.items()]
     if report.price_sources:
         told.append(f"prices per GPU-hour: {'; '.join(report.price_sources)}")
     elif report.mean_dollars_per_gpu_hour is None and found.capacity:
         told.append("no price is known for these GPUs; --price 2.5 tells one")
     return told
+
+
+def _describe_outside(outside: OutsideAttempts) -> str:
+    since = format_day(outside.first_s // 86_400 * 86_400)
+    quoted = f"'{since}'" if " " in since else since
+    count = f"{outside.num_outside:,} of {outside.num_attempts:,}"
+    span = f"{format_day(outside.first_s)} to {format_day(outside.last_s)}"
+    return (
+        f"{count} attempts lie outside of this time: all ran from {span}; "
+        f"--since {quoted} takes all of it"
+    )
 
 
 def report_to_data(report: FleetReport) -> dict[str, Any]:
@@ -191,6 +217,7 @@ def report_to_data(report: FleetReport) -> dict[str, Any]:
         "savings_by_owner": [row._asdict() for row in group_by_owner(report.savings)],
         "trend": [row._asdict() for row in report.trend],
         "forecasts": {name: made._asdict() for name, made in report.forecasts.items()},
+        "attempts_outside": None if report.outside is None else report.outside._asdict(),
         "notes": list_caveats(report),
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ last kept, and rows that come twice are one row.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
@@ -70,6 +71,19 @@ class SourceOptions(NamedTuple):
     """What one kind of source alone understands, as `--option NAME=VALUE`."""
     on_progress: Callable[[str], None] = _nobody
     """Takes what somebody who waits should know at once, such as that a server does not answer."""
+    columns: Mapping[str, str] = {}
+    """Columns of a list of jobs by the names of ours, as `--column gpus=num_gpus`."""
+
+
+class ConflictRule(Enum):
+    """What becomes of jobs that differ from jobs of the same name which another source told."""
+
+    REPLACE = "replace"
+    """They hold: the source is asked again and again, and knows best."""
+    REPORT = "report"
+    """They hold, and it is reported."""
+    REFUSE = "refuse"
+    """They are refused: a list of jobs that is over does not change."""
 
 
 class RowBatch(NamedTuple):
@@ -87,7 +101,10 @@ class RowBatch(NamedTuple):
 
 @runtime_checkable
 class TelemetrySource(Protocol):
-    """Something that telemetry is read from."""
+    """Something that telemetry is read from.
+
+    It may have a `conflict_rule`; without one, jobs that it tells anew replace what is known.
+    """
 
     @property
     def name(self) -> str:

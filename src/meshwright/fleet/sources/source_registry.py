@@ -86,10 +86,20 @@ def open_source(where: str, asked: SourceOptions, kind: str = "") -> TelemetrySo
         raise InputError(
             [build_unknown_name_problem("kind of source", kind, SOURCE_KINDS, "--kind")]
         )
+    if asked.columns:
+        if kind not in ("", "public") or "://" in where:
+            what = "maps the columns of a file of jobs, and of nothing else"
+            raise InputError([Problem("--column", what, "leave it out")])
+        return _load_public().open_source(where, asked)
     for name in (kind,) if kind else SOURCE_KINDS:
         module = _LOADERS[name]()
         if kind or module.matches(where):
             return module.open_source(where, asked)
+    return _open_unknown(where, asked)
+
+
+def _open_unknown(where: str, asked: SourceOptions) -> TelemetrySource:
+    """Say what is wrong with a place that no kind of source knows."""
     from meshwright.fleet.sources import table_files
 
     path = Path(where)
@@ -111,6 +121,11 @@ def open_source(where: str, asked: SourceOptions, kind: str = "") -> TelemetrySo
         if path.is_dir() and (inside := sorted(p.name for p in path.iterdir() if p.is_dir())):
             names = abbreviate_names(inside)
             fix = f"only public traces are sought in folders within it; name one: {names}"
+        elif path.is_file():
+            from meshwright.fleet.sources.public_traces.unknown_file import describe_unknown_table
+
+            if (found := describe_unknown_table(path)) is not None:
+                raise InputError([found])
     raise InputError([Problem(strip_credentials(where) if "://" in where else where, what, fix)])
 
 

@@ -6,18 +6,32 @@ is that of the table. Columns may stand in any order and be missing, but those t
 list.
 """
 
+import csv
 import json
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from meshwright.errors import InputError, Problem
-from meshwright.fleet.sources.csv_errors import NULL_VALUES, find_csv_errors
+from meshwright.fleet.columns import to_floats
+from meshwright.fleet.sources.csv_errors import (
+    NULL_VALUES,
+    TIME_COLUMNS,
+    find_csv_errors,
+    find_row_lines,
+    open_text,
+)
+from meshwright.fleet.sources.job_checks import JobFault, find_job_faults
+from meshwright.fleet.sources.row_faults import RowFaults
 from meshwright.fleet.sources.source import (
+    ConflictRule,
     RowBatch,
     SourceOptions,
     TelemetrySource,
@@ -25,13 +39,21 @@ from meshwright.fleet.sources.source import (
     list_unread_files,
     make_rows,
 )
+from meshwright.fleet.sources.time_text import parse_times, parse_zone
 from meshwright.fleet.store.schema import SPAN_COLUMNS
 from meshwright.fleet.store.schema_check import list_required_columns
 from meshwright.fleet.tables import FRACTION_METRICS, PRIMARY_KEYS, TABLE_SCHEMAS
+from meshwright.spec.name_suggestions import build_unknown_name_problem
 
 _ROWS = 262_144
+_LOOKED_AT = 100
+"""Rows whose moments are looked at to see whether they are written as dates."""
 _MOST_SHARE = 1.01
 """Means of what is sampled unevenly come out a little above one."""
+_CHECKED = ("submit_s", "start_s", "end_s", "gpus")
+_NEVER_NEGATIVE = ("gpus", "gpu_fraction", "memory_used", "memory_total", "power_w", "cpus")
+OPTIONS = {"zone": "time zone of dates that do not say theirs (default UTC)"}
+"""What `--option NAME=VALUE` may say."""
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
@@ -48,6 +70,14 @@ def open_source(where: str, asked: SourceOptions) -> TelemetrySource:
     path = Path(where)
     if not path.exists():
         raise InputError([Problem(where, "there is no such file or folder")])
+    problems = [
+        build_unknown_name_problem("option of our own tables", name, OPTIONS, "--option")
+        for name in asked.kind_options
+        if name not in OPTIONS
+    ]
+    if problems:
+        raise InputError(problems)
+    parse_zone(asked.kind_options.get("zone", "UTC"))
     files = _inside(path) if path.is_dir() else [path]
     named = [file for file in files if parse_table_name(file)]
     if not named:
@@ -59,6 +89,8 @@ def open_source(where: str, asked: SourceOptions) -> TelemetrySource:
 
 class TableFileSource:
     """Files of rows; those that have not changed since are not read again."""
+
+    conflict_rule = ConflictRule.REFUSE
 
     def __init__(self, place: Path, files: list[Path], asked: SourceOptions) -> None:
         self.name = f"tables {place}"
@@ -77,8 +109,14 @@ class TableFileSource:
             if done.get(file.name) == mark:
                 continue
             table = parse_table_name(file)
-            for rows in _read(file):
-                yield RowBatch(table, self._wanted(table, rows, file, state.st_mtime))
+            first_row, faults = 0, RowFaults(str(file))
+            for read in _read(file):
+                rows = self._with_moments(read, faults, first_row)
+                made = self._wanted(table, rows, file, state.st_mtime)
+                _refuse_faults(table, made, faults, first_row, file)
+                first_row += rows.num_rows
+                yield RowBatch(table, _of_the_time(table, made, self._asked))
+            self._notes = (*self._notes, *faults.list_zone_notes())
             done[file.name] = mark
             yield RowBatch(table, TABLE_SCHEMAS[table].empty_table(), json.dumps(done), self._notes)
             self._notes = ()
@@ -110,7 +148,54 @@ class TableFileSource:
         ):
             raise InputError(found)
         _check_shares(made, file)
-        return _of_the_time(table, made, self._asked)
+        return made
+
+    def _with_moments(self, rows: pa.Table, faults: RowFaults, first_row: int) -> pa.Table:
+        """Return rows whose moments, where they are text, are seconds."""
+        zone = self._asked.kind_options.get("zone", "")
+        for name in TIME_COLUMNS.intersection(rows.column_names):
+            column = rows[name].combine_chunks()
+            if not pa.types.is_string(column.type):
+                continue
+            parsed = parse_times(column, zone or "UTC")
+            strange = np.flatnonzero(column.is_valid().to_numpy(False) & ~parsed.is_known)
+            if len(strange):
+                first = column.take(pa.array(strange[:8])).to_pylist()
+                what, fix = "is no time", "write 2026-11-01T08:00:00Z, or seconds since 1970 in UTC"
+                faults.add(strange + first_row, name, first, what, fix)
+            if parsed.without_zone.any():
+                faults.note_zone(zone or "UTC", "" if zone else "as nothing says which")
+            moments = pa.array(parsed.moments_s, from_pandas=True)
+            rows = rows.set_column(rows.column_names.index(name), name, moments)
+        return rows
+
+
+def _refuse_faults(
+    table: str, rows: pa.Table, faults: RowFaults, first_row: int, file: Path
+) -> None:
+    """Refuse a file with rows that cannot be: with a time before another, or less than no GPUs."""
+    told = {name: to_floats(rows[name]) for name in _CHECKED if name in rows.column_names}
+    wrong = []
+    if table == "jobs":
+        wrong = find_job_faults(*(told[name] for name in ("submit_s", "start_s", "end_s", "gpus")))
+    elif table in SPAN_COLUMNS:
+        first, last = (to_floats(rows[name]) for name in SPAN_COLUMNS[table])
+        with np.errstate(invalid="ignore"):
+            wrong.append(
+                JobFault(SPAN_COLUMNS[table][1], last < first, "lies before the start", "")
+            )
+    with np.errstate(invalid="ignore"):
+        for name in (*FRACTION_METRICS, *_NEVER_NEGATIVE):
+            if name in rows.column_names and not (table == "jobs" and name == "gpus"):
+                below = to_floats(rows[name]) < 0
+                wrong.append(JobFault(name, below, "is below 0", "write what it was, or nothing"))
+    for fault in wrong:
+        places = np.flatnonzero(fault.rows)
+        if len(places):
+            first_values = rows[fault.column].take(pa.array(places[:8])).to_pylist()
+            faults.add(places + first_row, fault.column, first_values, fault.what, fault.fix)
+    if problems := faults.list_problems(partial(find_row_lines, file)):
+        raise InputError(problems)
 
 
 def _check_shares(rows: pa.Table, file: Path) -> None:
@@ -170,6 +255,7 @@ def _read(file: Path) -> Iterator[pa.Table]:
         schema = TABLE_SCHEMAS[parse_table_name(file)]
         lists = [field.name for field in schema if pa.types.is_list(field.type)]
         kinds = {field.name: field.type for field in schema if field.name not in lists}
+        kinds |= dict.fromkeys(_list_written_times(file), pa.string())
         convert = pcsv.ConvertOptions(
             column_types=kinds | dict.fromkeys(lists, pa.string()),
             strings_can_be_null=True,
@@ -185,6 +271,20 @@ def _read(file: Path) -> Iterator[pa.Table]:
     except (pa.ArrowInvalid, OSError) as error:
         found = _faults(file) or [Problem(str(file), f"cannot read: {error}")]
         raise InputError(found) from None
+
+
+def _list_written_times(file: Path) -> list[str]:
+    """Return the columns of moments whose first values are dates, and no plain numbers."""
+    with open_text(file) as stream:
+        try:
+            rows = list(islice(csv.DictReader(stream), _LOOKED_AT))
+        except csv.Error:
+            return []
+    return [
+        name
+        for name in TIME_COLUMNS
+        if any((row.get(name) or "").strip()[4:5] in ("-", "/") for row in rows)
+    ]
 
 
 def _faults(file: Path) -> list[Problem]:

@@ -39,6 +39,11 @@ CREATE TABLE IF NOT EXISTS superseded (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS horizon ("table" TEXT PRIMARY KEY, since_s REAL NOT NULL) WITHOUT ROWID;
 """
+_CONTRIBUTIONS = """
+CREATE TABLE IF NOT EXISTS contribution (
+    source TEXT NOT NULL, cluster TEXT NOT NULL, PRIMARY KEY (source, cluster)
+) WITHOUT ROWID
+"""
 _COLUMNS = ", ".join(f'"{name}"' for name in DataFile._fields)
 
 
@@ -161,6 +166,22 @@ class Manifest:
         """Remember where a source is to be read on."""
         with self._changing():
             self._link.execute("INSERT OR REPLACE INTO cursor VALUES (?, ?)", [source, text])
+
+    def add_contribution(self, source: str, cluster: str) -> None:
+        """Remember that a source told jobs of a cluster."""
+        with self._changing():
+            self._link.execute(_CONTRIBUTIONS)  # Stores of this format from before have none.
+            self._link.execute(
+                "INSERT OR IGNORE INTO contribution VALUES (?, ?)", [source, cluster]
+            )
+
+    def list_contributors(self, cluster: str) -> list[str]:
+        """Return the sources that told jobs of a cluster."""
+        there = "SELECT 1 FROM sqlite_master WHERE name = 'contribution'"
+        if self._link.execute(there).fetchone() is None:
+            return []
+        query = "SELECT source FROM contribution WHERE cluster = ? ORDER BY source"
+        return [str(row[0]) for row in self._link.execute(query, [cluster])]
 
     def delete_unlisted_files(self, *, everything: bool = False) -> int:
         """Delete files that nobody lists any more; only a writer may.

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
 from meshwright.fleet.store import data_file, query, time_bucket
+from meshwright.fleet.store.conflicts import JobConflicts, find_job_conflicts
 from meshwright.fleet.store.data_file import DataFile
 from meshwright.fleet.store.manifest import DELETION_GRACE_S, Manifest
 from meshwright.fleet.store.retention import RetentionPolicy, RetentionResult, apply_retention
@@ -280,6 +281,26 @@ class FleetStore:
         return tuple(
             sorted({part.cluster for name in SCHEMAS for part in self._manifest.list_files(name)})
         )
+
+    def find_job_conflicts(self, rows: pa.Table) -> dict[str, JobConflicts]:
+        """Return, by cluster, the jobs that differ from a job of the same name; see `conflicts`."""
+        found = {}
+        for cluster in pc.unique(rows["cluster"]).to_pylist():
+            mine = rows.filter(pc.equal(rows["cluster"], cluster))
+            names = ("cluster", "job", "attempt", "submit_s", "start_s", "end_s")
+            known = query.build_rows_sql(self._manifest, "jobs", names, cluster=cluster)
+            conflicts = find_job_conflicts(self._duckdb(), mine.select(names), known)
+            if conflicts.num_jobs:
+                found[cluster] = conflicts
+        return found
+
+    def add_contribution(self, source: str, cluster: str) -> None:
+        """Remember that a source told jobs of a cluster."""
+        self._manifest.add_contribution(source, cluster)
+
+    def list_contributors(self, cluster: str) -> list[str]:
+        """Return the sources that told jobs of a cluster."""
+        return self._manifest.list_contributors(cluster)
 
     def get_cursor(self, source: str) -> str | None:
         """Return where a source is to be read on, as it was last kept."""

@@ -5,15 +5,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
 from meshwright.policy.job_queue import sort_keys
+from meshwright.policy.job_queue.job import JobRequest
 from meshwright.policy.job_queue.policies.conservative_backfill import ConservativeBackfillPolicy
 from meshwright.policy.job_queue.policies.easy_backfill import EasyBackfillPolicy
 from meshwright.policy.job_queue.policies.elastic_policy import ElasticPolicy
-from meshwright.policy.job_queue.policies.fairness import (
-    FinishTimeFairnessPolicy,
-    MaxMinFairnessPolicy,
-)
+from meshwright.policy.job_queue.policies.fairness import MaxMinFairnessPolicy
 from meshwright.policy.job_queue.policies.least_attained_service import (
     QUEUE_THRESHOLDS_GPU_S,
     LeastAttainedServicePolicy,
@@ -55,6 +53,8 @@ class PolicyEntry(NamedTuple):
     """Whether it goes by how long jobs are expected to run."""
     preempts: bool = False
     """Whether it stops jobs for others."""
+    needs: str = ""
+    """What it goes by, where not every job has it: deadlines or priorities."""
 
 
 POLICIES: Final[dict[str, PolicyEntry]] = {
@@ -99,7 +99,9 @@ POLICIES: Final[dict[str, PolicyEntry]] = {
         True,
     ),
     "edf": PolicyEntry(
-        "earliest deadline first", lambda _: GreedyOrderPolicy(sort_keys.by_deadline)
+        "earliest deadline first",
+        lambda _: GreedyOrderPolicy(sort_keys.by_deadline),
+        needs="deadlines",
     ),
     "las": PolicyEntry(
         "least attained service in queues (Tiresias)",
@@ -126,9 +128,7 @@ POLICIES: Final[dict[str, PolicyEntry]] = {
         "highest priority first, stopping lower ones",
         lambda _: PreemptivePriorityPolicy(),
         preempts=True,
-    ),
-    "finish-time": PolicyEntry(
-        "worst finish-time ratio first (Themis)", lambda _: FinishTimeFairnessPolicy(), True, True
+        needs="priorities",
     ),
     "max-min": PolicyEntry(
         "even progress over kinds of GPU (Gavel)", lambda _: MaxMinFairnessPolicy(), preempts=True
@@ -144,8 +144,40 @@ POLICIES: Final[dict[str, PolicyEntry]] = {
 }
 
 
+POLICY_ALIASES: Final = {
+    "tiresias": "las", "fcfs": "fifo", "backfill": "easy", "gavel": "max-min", "pollux": "elastic",
+    "kueue": "quota", "slurm": "multifactor", "deadline": "edf", "spjf": "sjf", "srtf-gpu": "srsf",
+    "shortest": "srtf", "shortest-gpu": "srsf", "dlas-gpu": "las", "dlas": "las",
+}  # fmt: skip
+"""Other names of policies, and of systems that they follow."""
+_REMOVED: Final = ("themis", "finish-time", "finish-time-fairness", "ftf")
+
+
+def build_unknown_policy_problem(name: str, where: str = "policy") -> Problem:
+    """Say that there is no policy of a name, and which one is meant."""
+    word = name.strip().lower()
+    if word in POLICY_ALIASES:
+        meant = POLICY_ALIASES[word]
+        fix = f"use {meant}: {POLICIES[meant].summary}"
+        return Problem(where, f"there is no policy {name!r}", fix)
+    if word in _REMOVED:
+        what = "there is no policy of finish-time fairness: none met the results of Themis"
+        return Problem(where, what, "use max-min for even progress, or las")
+    return build_unknown_name_problem("policy", name, list(POLICIES), where)
+
+
+def list_missing_inputs(name: str, requests: Sequence[JobRequest]) -> list[str]:
+    """Return what a policy goes by and no job has, so that it would be another policy."""
+    needs = POLICIES[name].needs
+    if needs == "deadlines" and all(ask.deadline_s is None for ask in requests):
+        return [needs]
+    if needs == "priorities" and len({ask.priority for ask in requests}) <= 1:
+        return [needs]
+    return []
+
+
 def make_policy(name: str, settings: QueueConfig | None = None) -> QueuePolicy:
     """Return a new policy; each run needs one of its own."""
     if name not in POLICIES:
-        raise InputError([build_unknown_name_problem("policy", name, list(POLICIES), "policy")])
+        raise InputError([build_unknown_policy_problem(name)])
     return POLICIES[name].factory(settings or QueueConfig())

@@ -125,7 +125,7 @@ def summarize_run(run: QueueReplay) -> QueueOutcome:
         paused_gpu_hours=float(run.paused_gpu_s.sum()) / 3600,
         lost_gpu_hours=float(run.lost_gpu_s.sum()) / 3600,
         jobs_with_deadline=len(with_deadline),
-        missed_deadlines=sum(end > limit for limit, end in with_deadline),
+        missed_deadlines=sum(bool(end > limit) for limit, end in with_deadline),
     )
 
 

@@ -11,9 +11,12 @@ from meshwright.fleet.sources.public_traces.columns import (
     GIB,
     MIB,
     read_numbers,
+    read_shares,
     read_states,
     read_text,
+    to_counts,
 )
+from meshwright.fleet.sources.public_traces.trace_block import TraceBlock
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
     RowsByTable,
@@ -28,24 +31,23 @@ _MILLI = 1e-3
 NODES_2023 = "Alibaba 2023 nodes"
 
 
-def _whole(values: np.ndarray) -> pa.Array:
-    return pa.array(values, from_pandas=True).cast(pa.int32())
-
-
-def _nodes_2023(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _nodes_2023(block: TraceBlock, told: ReadContext) -> RowsByTable:
     return make_node_rows(
         told,
         read_text(block, "sn"),
         np.zeros(block.num_rows),
-        gpus=_whole(read_numbers(block, "gpu")),
+        gpus=to_counts(read_numbers(block, "gpu")),
         gpu_kind=read_text(block, "model"),
         cpus=read_numbers(block, "cpu_milli", _MILLI),
         memory=read_numbers(block, "memory_mib", MIB),
     )
 
 
-def _pods_2023(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _pods_2023(block: TraceBlock, told: ReadContext) -> RowsByTable:
     """Read pods; those that share a GPU ask for thousandths of one."""
+    share = read_numbers(block, "gpu_milli", _MILLI)
+    with np.errstate(invalid="ignore"):
+        block.add_fault(share > 1.0, "gpu_milli", "is more than a GPU", "write 0 to 1000")
     return make_job_rows(
         block,
         told,
@@ -56,13 +58,13 @@ def _pods_2023(block: pa.Table, told: ReadContext) -> RowsByTable:
         submit_s=read_numbers(block, "creation_time"),
         start_s=read_numbers(block, "scheduled_time"),
         end_s=read_numbers(block, "deletion_time"),
-        gpus=read_numbers(block, "num_gpu") * read_numbers(block, "gpu_milli", _MILLI),
+        gpus=read_numbers(block, "num_gpu") * share,
         cpus=read_numbers(block, "cpu_milli", _MILLI),
         memory_requested=read_numbers(block, "memory_mib", MIB),
     )
 
 
-def _recommenders_2025(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _recommenders_2025(block: TraceBlock, told: ReadContext) -> RowsByTable:
     """Read instances of recommenders: nodes that compute, and nodes with a GPU."""
     start = read_numbers(block, "scheduled_time")
     return make_job_rows(
@@ -82,18 +84,18 @@ def _recommenders_2025(block: pa.Table, told: ReadContext) -> RowsByTable:
     )
 
 
-def _nodes_2026(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _nodes_2026(block: TraceBlock, told: ReadContext) -> RowsByTable:
     return make_node_rows(
         told,
         read_text(block, "node_name"),
         np.zeros(block.num_rows),
-        gpus=_whole(read_numbers(block, "gpu_capacity_num")),
+        gpus=to_counts(read_numbers(block, "gpu_capacity_num")),
         gpu_kind=read_text(block, "gpu_model"),
         cpus=read_numbers(block, "cpu_num"),
     )
 
 
-def _pod_metric(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _pod_metric(block: TraceBlock, told: ReadContext) -> RowsByTable:
     """Read a metric of pods that hold one GPU each.
 
     All metrics have the same three columns: which one it is, only the file's name tells. Activity
@@ -101,7 +103,7 @@ def _pod_metric(block: pa.Table, told: ReadContext) -> RowsByTable:
     """
     name = told.table.stem
     if "gpu_duty_cycle" in name:
-        column, values = "gpu_util", read_numbers(block, "value", 0.01)
+        column, values = "gpu_util", read_shares(block, "value")
     elif "gpu_memory_used" in name:
         column, values = "memory_used", read_numbers(block, "value")
     else:

@@ -2,23 +2,27 @@
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from meshwright.errors import MissingDependency
-from meshwright.fleet.columns import Floats
+from meshwright.fleet.columns import Flags, Floats
+from meshwright.fleet.sources.public_traces.trace_block import TraceBlock
+from meshwright.fleet.sources.row_faults import no_rows
+from meshwright.fleet.sources.time_text import parse_times
+from meshwright.fleet.store.schema_check import MAX_TIME_S
 
-_TZDATA = "install the system's tzdata, or the Python package of that name"
+Rows: TypeAlias = pa.Table | TraceBlock
+"""Text columns; of a `TraceBlock`, values that cannot be read are counted as faults."""
+
 GIB, MIB = float(1 << 30), float(1 << 20)
-_ZONES: Final = {"PDT": -7, "PST": -8, "EDT": -4, "EST": -5, "UTC": 0, "GMT": 0, "Z": 0}
-_OFFSET = re.compile(r"^([+-])(\d\d):?(\d\d)$")
-_BEGIN = 19
-"""Letters of `2023-03-01 00:18:22`, behind which fractions and zones follow."""
+_MAX_SHARE: Final = 1.01
+"""Means of what is sampled unevenly come out a little above one."""
+_MAX_COUNT: Final = float(1 << 31)
+_ENOUGH: Final = 20
+"""Percentages after which it is told that all of them are shares."""
 
 JOB_STATE_BY_NAME: Final = {
     "completed": "completed", "pass": "completed", "terminated": "completed",
@@ -31,26 +35,62 @@ JOB_STATE_BY_NAME: Final = {
 """How an attempt ended, by the words of all traces."""
 
 
-def read_numbers(block: pa.Table, name: str, times: float = 1.0) -> Floats:
-    """Return a column as numbers, NaN where it has none; all NaN where there is no such column."""
+def read_numbers(
+    block: Rows, name: str, times: float = 1.0, *, signed: bool = False, units: bool = False
+) -> Floats:
+    """Return a column as numbers, NaN where it has none; all NaN where there is no such column.
+
+    Numbers below nought are faults unless `signed`; with `units` a unit may follow (`24GB`).
+    """
     if name not in block.column_names:
         return np.full(block.num_rows, np.nan)
-    column = pc.utf8_trim_whitespace(block[name].combine_chunks())
+    column = pc.utf8_trim_whitespace(_text(block, name))
     try:
         values = column.cast(pa.float64())
     except pa.ArrowInvalid:
-        values = _by_value(column, _lenient)
-    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64) * times
+        values = _by_value(column, _lenient if units else _strict)
+    found = np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64)
+    if isinstance(block, TraceBlock):
+        strange = _flags(column.is_valid()) & ~np.isfinite(found)
+        block.add_fault(strange, name, "is no number", "write digits, or nothing")
+        with np.errstate(invalid="ignore"):
+            below = np.less(found, 0) if not signed else no_rows(len(found))
+        block.add_fault(below, name, "is below 0", "write what it was, or nothing")
+        found = np.where(strange | below, np.nan, found)
+    return found * times
 
 
-def read_text(block: pa.Table, name: str) -> pa.Array:
+def read_shares(block: Rows, name: str) -> Floats:
+    """Return a column of percentages as shares; values beyond 0 to 100 are faults."""
+    found = read_numbers(block, name, 0.01)
+    if isinstance(block, TraceBlock):
+        with np.errstate(invalid="ignore"):
+            beyond, some = found > _MAX_SHARE, found > 0
+        block.add_fault(beyond, name, "is no percentage", "write 0 to 100, as 87.5")
+        values = found[some]
+        if len(values) >= _ENOUGH and (values <= 0.01).all() and len(np.unique(values)) > 2:
+            what = "is a share between 0 and 1, where percentages are meant"
+            block.add_fault(some, name, what, "multiply them by 100")
+            beyond = some
+        found = np.where(beyond, np.nan, found)
+    return found
+
+
+def read_text(block: Rows, name: str) -> pa.Array:
     """Return a column as text; all null where there is no such column."""
     if name not in block.column_names:
         return pa.nulls(block.num_rows, pa.string())
-    return block[name].combine_chunks()
+    return _text(block, name)
 
 
-def read_states(block: pa.Table, name: str) -> pa.Array:
+def _text(block: Rows, name: str) -> pa.Array:
+    column = block[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # one without rows keeps its chunks
+        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
+    return column
+
+
+def read_states(block: Rows, name: str) -> pa.Array:
     """Return how each attempt ended, in the words of the tables."""
     column = read_text(block, name).dictionary_encode()
     words = [
@@ -60,74 +100,45 @@ def read_states(block: pa.Table, name: str) -> pa.Array:
     return pc.fill_null(known.cast(pa.string()), "unknown")
 
 
-def read_times(block: pa.Table, name: str, zone: str = "UTC") -> Floats:
+def read_times(
+    block: Rows, name: str, zone: str = "UTC", why: str = "", scale: float = 1.0
+) -> Floats:
     """Return a column of times as seconds since 1970.
 
-    Times say their zone themselves (`+08:00`, `PDT`), or are of the given one; plain numbers are
-    seconds already.
+    Times say their zone themselves (`+08:00`, `PDT`), or are of the zone that the user gave, or of
+    `zone`, for the reason `why`; plain numbers are so many times `scale` seconds.
     """
     if name not in block.column_names:
         return np.full(block.num_rows, np.nan)
-    column = block[name].combine_chunks()
-    first = next((value.as_py() for value in column if value.is_valid), "")
-    if not re.match(r"\s*\d{4}[-/]\d", first):
-        return read_numbers(block, name)
-    return parse_times(column, zone)
+    column = pc.utf8_trim_whitespace(_text(block, name))
+    given = block.zone if isinstance(block, TraceBlock) else ""
+    parsed = parse_times(column, given or zone, scale)
+    if isinstance(block, TraceBlock):
+        if parsed.without_zone.any():
+            block.faults.note_zone(given or zone, "" if given else why or "as nothing says which")
+        strange = _flags(column.is_valid()) & ~np.isfinite(parsed.moments_s)
+        what, fix = "is no time that can be told", "write 2026-11-01 08:00:00+01:00, or seconds"
+        block.add_fault(strange, name, what, fix)
+        with np.errstate(invalid="ignore"):
+            far = np.abs(parsed.moments_s) > MAX_TIME_S
+        what = "is no time in seconds since 1970"
+        block.add_fault(far, name, what, "divide milliseconds by 1000, microseconds by 1e6")
+        return np.where(strange | far, np.nan, parsed.moments_s)
+    return parsed.moments_s
 
 
-def parse_times(column: pa.Array, zone: str = "UTC") -> Floats:
-    """Return times written as `2023-03-01 00:18:22` with or without a zone."""
-    trimmed = pc.replace_substring_regex(pc.utf8_trim_whitespace(column), r"^(.{10})T", r"\1 ")
-    begin = pc.replace_substring(pc.utf8_slice_codeunits(trimmed, 0, _BEGIN), "/", "-")
-    day_only = pc.equal(pc.utf8_length(begin), 10)
-    begin = pc.if_else(day_only, pc.binary_join_element_wise(begin, " 00:00:00", ""), begin)
-    local = pc.strptime(begin, format="%Y-%m-%d %H:%M:%S", unit="s", error_is_null=True)
-    naive = _floats(local.cast(pa.int64()))
-    rest = pc.utf8_slice_codeunits(trimmed, _BEGIN).dictionary_encode()
-    told = [_rest(str(word)) for word in rest.dictionary.to_pylist()]
-    place = _floats(rest.indices)
-    known = ~np.isnan(place)
-    index = np.where(known, place, 0).astype(np.int64)
-    fraction = np.array([item[0] for item in told] or [0.0])[index]
-    offset = np.array([np.nan if item[1] is None else item[1] for item in told] or [0.0])[index]
-    untold = np.isnan(offset)
-    if untold.any():
-        offset = np.where(untold, _offsets(naive, zone), offset)
-    found: Floats = naive + fraction - offset
-    return found
+def to_counts(values: Floats) -> pa.Array:
+    """Return numbers as whole ones; null for what is none, or more than a column holds."""
+    with np.errstate(invalid="ignore"):
+        known = (values >= 0) & (values < _MAX_COUNT) & (values == np.floor(values))
+    return pa.array(np.where(known, values, np.nan), from_pandas=True).cast(pa.int32())
 
 
-def _offsets(naive: Floats, zone: str) -> Floats:
-    """Return by how many seconds a zone is ahead of UTC at times that were read off its clocks."""
-    if zone == "UTC":
-        return np.zeros(len(naive))
+def _strict(word: str) -> float | None:
     try:
-        home = ZoneInfo(zone)
-    except ZoneInfoNotFoundError:
-        raise MissingDependency(
-            f"this machine does not know the time zone {zone}", _TZDATA
-        ) from None
-    known = np.nan_to_num(naive)
-    hours, place = np.unique(np.floor_divide(known, 3600), return_inverse=True)
-    shifts = [
-        datetime.fromtimestamp(hour * 3600, UTC).replace(tzinfo=home).utcoffset() or timedelta()
-        for hour in hours.tolist()
-    ]
-    return np.array([shift.total_seconds() for shift in shifts])[place]
-
-
-def _rest(word: str) -> tuple[float, float | None]:
-    """Return the fraction of a second and the zone's offset that follow a time."""
-    digits = re.match(r"^\.\d+", word)
-    fraction = float(digits.group()) if digits else 0.0
-    zone = word[digits.end() :].strip() if digits else word.strip()
-    if zone in _ZONES:
-        return fraction, _ZONES[zone] * 3600.0
-    found = _OFFSET.match(zone)
-    if found is None:
-        return fraction, None
-    ahead = int(found[2]) * 3600.0 + int(found[3]) * 60.0
-    return fraction, ahead if found[1] == "+" else -ahead
+        return float(word)
+    except ValueError:
+        return None
 
 
 def _lenient(word: str) -> float | None:
@@ -142,5 +153,5 @@ def _by_value(column: pa.Array, made: Callable[[str], float | None]) -> pa.Array
     return pa.array(values, pa.float64()).take(encoded.indices)
 
 
-def _floats(column: pa.Array) -> Floats:
-    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+def _flags(column: pa.Array) -> Flags:
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)

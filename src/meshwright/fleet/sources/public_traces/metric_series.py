@@ -6,8 +6,15 @@ import numpy as np
 import pyarrow as pa
 
 from meshwright.fleet.columns import group_rows
-from meshwright.fleet.sources.public_traces.columns import MIB, read_numbers, read_text, read_times
+from meshwright.fleet.sources.public_traces.columns import (
+    MIB,
+    read_numbers,
+    read_shares,
+    read_text,
+    read_times,
+)
 from meshwright.fleet.sources.public_traces.job_lists import CHINA_TIME_ZONE
+from meshwright.fleet.sources.public_traces.trace_block import TraceBlock
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
@@ -18,6 +25,7 @@ from meshwright.fleet.sources.public_traces.trace_format import (
 )
 from meshwright.fleet.sources.source import make_rows
 
+_CLOCK = "the clock of Helios and Acme"
 _PERCENT = 0.01
 _GPU_METRICS = {
     "GPU_UTIL": ("gpu_util", _PERCENT),
@@ -35,6 +43,8 @@ _NODE_METRICS = {
     "NODE_IB_SEND": ("net_tx", 1.0),
     "NODE_IB_RECEIVE": ("net_rx", 1.0),
 }
+_EPOCH_S = 1e9
+"""Seconds since 1970 are so many since 2001."""
 _ADDRESS = re.compile(r"^(\d+\.\d+\.\d+\.\d+)(?:[-_.:](?:gpu|mlx5_)?(\d+))?$")
 """A server, or a server and the index of its GPU."""
 
@@ -47,7 +57,7 @@ def is_wide_table(part: TraceTable) -> bool:
     )
 
 
-def read_wide_table(block: pa.Table, told: ReadContext) -> RowsByTable:
+def read_wide_table(block: TraceBlock, told: ReadContext) -> RowsByTable:
     """Read one metric of servers or of GPUs; only the file's name tells which."""
     metric = next(
         (name for name in (*_NODE_METRICS, *_GPU_METRICS) if told.table.stem.startswith(name)), ""
@@ -57,11 +67,11 @@ def read_wide_table(block: pa.Table, told: ReadContext) -> RowsByTable:
     if not column:
         return {}
     table = "gpu_samples" if of_gpus else "node_samples"
-    time = read_times(block, "Time", CHINA_TIME_ZONE)
+    time = read_times(block, "Time", CHINA_TIME_ZONE, _CLOCK)
     found = []
     for name in block.column_names[1:]:
         matched = _ADDRESS.match(name)
-        values = read_numbers(block, name, scale)
+        values = read_shares(block, name) if scale == _PERCENT else read_numbers(block, name, scale)
         known = ~np.isnan(values)
         if matched is None or not known.any():
             continue
@@ -78,21 +88,30 @@ def read_wide_table(block: pa.Table, told: ReadContext) -> RowsByTable:
     return {table: pa.concat_tables(found)} if found else {}
 
 
-def _capacity(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _capacity(block: TraceBlock, context: ReadContext) -> RowsByTable:
     """Read how many GPUs each virtual cluster had, day by day: one node for each stretch."""
-    day = read_times(block, "date", CHINA_TIME_ZONE)
+    day = read_times(block, "date", CHINA_TIME_ZONE, _CLOCK)
+    names = [name for name in block.column_names if name not in ("date", "total")]
+    counts = {name: read_numbers(block, name) for name in names}
+    total = np.sum([np.nan_to_num(gpus) for gpus in counts.values()], axis=0)
+    told = read_numbers(block, "total")
+    with np.errstate(invalid="ignore"):
+        block.add_fault(total != told, "total", "is not the sum of the row", "mend one of them")
+        block.add_fault(np.append(False, np.diff(day) <= 0), "date", "is not after the row before")
+    sound = ~block.faulty
+    day = day[sound]
     end = np.append(day[1:], day[-1] + 86_400.0) if len(day) else day
     found = []
-    for name in block.column_names:
-        if name in ("date", "total"):
+    for name, every_count in counts.items():
+        gpus = np.nan_to_num(every_count[sound]).astype(np.int64)
+        if not len(gpus):
             continue
-        gpus = np.nan_to_num(read_numbers(block, name)).astype(np.int64)
         first = np.flatnonzero(np.append(True, gpus[1:] != gpus[:-1]))
         last = np.append(first[1:], len(gpus)) - 1
         some = gpus[first] > 0
         first, last = first[some], last[some]
         made = make_node_rows(
-            told,
+            context,
             [name] * len(first),
             day[first],
             until_s=end[last],
@@ -103,9 +122,13 @@ def _capacity(block: pa.Table, told: ReadContext) -> RowsByTable:
     return {"nodes": pa.concat_tables(found)} if found else {}
 
 
-def _ports(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _ports(block: TraceBlock, told: ReadContext) -> RowsByTable:
     """Read what ports of switches carried: what comes in goes into the fabric."""
     time = read_numbers(block, "SaveTimeUTC", 1e-3)
+    with np.errstate(invalid="ignore"):
+        seconds = (time > _EPOCH_S / 1e3) & (time < 10 * _EPOCH_S / 1e3)
+    what = "is in seconds, where milliseconds are meant"
+    block.add_fault(seconds, "SaveTimeUTC", what, "multiply it by 1000")
     name = pa.compute.binary_join_element_wise(
         read_text(block, "DeviceName"), read_text(block, "PortName"), " "
     )
@@ -126,7 +149,7 @@ def _ports(block: pa.Table, told: ReadContext) -> RowsByTable:
     return {"node_samples": rows.filter(pa.array(~np.isnan(step)))}
 
 
-def _virtual_clusters(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _virtual_clusters(block: TraceBlock, told: ReadContext) -> RowsByTable:
     """Read how many nodes of eight GPUs Philly's virtual clusters were given by Helios' authors."""
     pairs = zip(
         read_text(block, "vc").to_pylist(), read_numbers(block, "node num").tolist(), strict=True
@@ -141,9 +164,11 @@ def _virtual_clusters(block: pa.Table, told: ReadContext) -> RowsByTable:
     )
 
 
-WIDE_TABLE_FORMAT = TraceFormat("samples side by side", frozenset({"Time"}), read_wide_table)
+WIDE_TABLE_FORMAT = TraceFormat(
+    "samples side by side", frozenset({"Time"}), read_wide_table, has_dates=True
+)
 TRACE_FORMATS: tuple[TraceFormat, ...] = (
-    define_format("GPUs by day", "date, total", _capacity, whole=True),
+    define_format("GPUs by day", "date, total", _capacity, whole=True, dates=True),
     define_format(
         "ports", "SaveTimeUTC, DeviceName, PortName, InOctets, OutOctets", _ports, whole=True
     ),

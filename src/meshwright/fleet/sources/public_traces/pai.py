@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.fleet.columns import Floats
-from meshwright.fleet.sources.public_traces.columns import GIB, read_numbers, read_states, read_text
+from meshwright.fleet.sources.public_traces.columns import (
+    GIB,
+    read_numbers,
+    read_states,
+    read_text,
+    to_counts,
+)
+from meshwright.fleet.sources.public_traces.trace_block import TraceBlock
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
@@ -22,6 +29,7 @@ from meshwright.fleet.sources.public_traces.trace_format import (
     make_job_rows,
     make_node_rows,
 )
+from meshwright.fleet.sources.row_faults import RowFaults
 from meshwright.fleet.sources.source import make_rows
 
 HEADER_BY_WIDTH: dict[int, tuple[str, ...]] = {
@@ -71,12 +79,12 @@ def add_header(part: TraceTable) -> TraceTable:
 _HEX = frozenset("0123456789abcdef")
 
 
-def _machines(block: pa.Table, told: ReadContext) -> RowsByTable:
+def _machines(block: TraceBlock, told: ReadContext) -> RowsByTable:
     return make_node_rows(
         told,
         read_text(block, "machine"),
         np.zeros(block.num_rows),
-        gpus=pa.array(read_numbers(block, "cap_gpu"), from_pandas=True).cast(pa.int32()),
+        gpus=to_counts(read_numbers(block, "cap_gpu")),
         gpu_kind=read_text(block, "gpu_type"),
         cpus=read_numbers(block, "cap_cpu"),
         memory=read_numbers(block, "cap_mem", GIB),
@@ -94,7 +102,7 @@ def read_jobs(
     job_part: TraceTable, task_part: TraceTable, beside: JobMetadata, told: ReadContext
 ) -> RowsByTable:
     """Read jobs with what their tasks plan for, what they work on, and what was measured."""
-    listed, tasks = job_part.read_all(), read_tasks(task_part)
+    listed, tasks = _list_jobs(job_part, told), read_tasks(task_part, told)
     sums = [(name, "sum") for name in ("gpus", "cpus", "memory")]
     whole = tasks.group_by("job_name").aggregate([*sums, ("start_s", "min"), ("gpu_type", "min")])
     joined = listed.join(whole, "job_name").combine_chunks()
@@ -126,6 +134,17 @@ def read_jobs(
     )
 
 
+def _list_jobs(part: TraceTable, told: ReadContext) -> pa.Table:
+    """Return the rows of jobs that can be true."""
+    block = told.open_block(part.read_all(), part)
+    first, last = (_after_nought(read_numbers(block, name)) for name in ("start_time", "end_time"))
+    unknown = np.full(block.num_rows, np.nan)
+    times = {"submit_s": first, "start_s": unknown, "end_s": last, "gpus": unknown}
+    block.check_jobs(pa.table(times), {"submit_s": ("start_time",), "end_s": ("end_time",)})
+    block.check_repeats(read_text(block, "job_name"))
+    return block.filter_sound()
+
+
 def _measured(part: TraceTable) -> pa.Table:
     """Add up over a job's instances what each was measured at: the mean use, the most memory."""
     sensed = ("gpu_wrk_util", "max_gpu_wrk_mem", "max_mem")
@@ -141,12 +160,13 @@ def _measured(part: TraceTable) -> pa.Table:
     )
 
 
-def read_tasks(part: TraceTable) -> pa.Table:
+def read_tasks(part: TraceTable, told: ReadContext | None = None) -> pa.Table:
     """Read tasks: what one instance of each plans for, and all of them together."""
-    block = part.read_all()
+    rows = part.read_all()
+    block = TraceBlock(rows, RowFaults(part.label)) if told is None else told.open_block(rows, part)
     instances = np.nan_to_num(read_numbers(block, "inst_num"), nan=1.0)
     share = np.nan_to_num(read_numbers(block, "plan_gpu", 0.01))
-    return pa.table(
+    tasks = pa.table(
         {
             "job_name": read_text(block, "job_name"),
             "task_name": read_text(block, "task_name"),
@@ -161,6 +181,11 @@ def read_tasks(part: TraceTable) -> pa.Table:
             "end_s": _nulls(_after_nought(read_numbers(block, "end_time"))),
         }
     )
+    with np.errstate(invalid="ignore"):
+        late = _floats(tasks, "end_s") < _floats(tasks, "start_s")
+    block.add_fault(late, "end_time", "lies before the start", "swap them")
+    block.faults.count_block(block.faulty)
+    return tasks.filter(pa.array(~block.faulty))
 
 
 def read_allocations(
@@ -168,7 +193,10 @@ def read_allocations(
 ) -> Iterator[RowsByTable]:
     """Read on which machine each instance held its share of a GPU; which GPU is not told."""
     shares = tasks.select([*_TASK, "gpu_fraction"])
-    for block in instance_part.iter_blocks():
+    first_row = 0
+    for rows in instance_part.iter_blocks():
+        block = told._replace(first_row=first_row).open_block(rows, instance_part)
+        first_row += rows.num_rows
         known = pa.table(
             {
                 "job_name": read_text(block, "job_name"),
@@ -178,6 +206,11 @@ def read_allocations(
                 "end_s": _nulls(_after_nought(read_numbers(block, "end_time"))),
             }
         )
+        with np.errstate(invalid="ignore"):
+            late = _floats(known, "end_s") < _floats(known, "start_s")
+        block.add_fault(late, "end_time", "lies before the start", "swap them")
+        block.faults.count_block(block.faulty)
+        known = known.filter(pa.array(~block.faulty))
         joined = known.join(shares, _TASK, join_type="inner")
         joined = joined.filter(pc.greater(joined["gpu_fraction"], 0))
         alike = ["job_name", "node", "start_s", "end_s"]

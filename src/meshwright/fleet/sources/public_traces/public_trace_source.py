@@ -1,7 +1,9 @@
 """Opens a public trace and gives its rows."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,6 +20,11 @@ from meshwright.fleet.sources.public_traces import (
     philly,
     training_log,
 )
+from meshwright.fleet.sources.public_traces.fault_log import FaultLog, find_odd_lines
+from meshwright.fleet.sources.public_traces.mapped_jobs import (
+    TIME_UNITS_S,
+    define_mapped_format,
+)
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable, find_tables, open_table
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
@@ -26,7 +33,17 @@ from meshwright.fleet.sources.public_traces.trace_format import (
     define_format,
     match_format,
 )
-from meshwright.fleet.sources.source import RowBatch, SourceOptions, abbreviate_names
+from meshwright.fleet.sources.row_faults import MAX_FAULTY_FRACTION
+from meshwright.fleet.sources.source import (
+    ConflictRule,
+    RowBatch,
+    SourceOptions,
+    abbreviate_names,
+)
+from meshwright.fleet.sources.time_text import parse_zone
+from meshwright.spec.field_checks import check_number, raise_problems
+from meshwright.spec.name_suggestions import build_unknown_name_problem
+from meshwright.spec.units import parse_number
 
 TRACE_FORMATS: Final[tuple[TraceFormat, ...]] = (
     *job_lists.TRACE_FORMATS,
@@ -42,6 +59,12 @@ _MOST_ROWS = 250_000
 """Rows of a batch."""
 _CLAIMED_FILES = 8
 """Of a folder so many files are looked into before it is said to be none of ours."""
+OPTIONS: Final = {
+    "zone": "time zone of dates that do not say theirs, such as Europe/Berlin",
+    "time-unit": "unit of plain numbers with --column: us, ms, s, min, h or d (default s)",
+    "bad-rows": "share of rows that may be faulty and left out (default 0.1)",
+}
+"""What `--option NAME=VALUE` may say."""
 _KNOWN = "Acme, Helios, Philly, Alibaba, Muri, Sia, Chronus, Zhejiang Lab"
 
 
@@ -107,7 +130,8 @@ def matches(where: str) -> bool:
 def open_source(where: str, asked: SourceOptions) -> "PublicTraceSource":
     """Open a trace; say which are known where it is none of them."""
     path = Path(where)
-    parts = [(part, _form_of(part)) for part in find_tables(path)]
+    forms = partial(_form_as_mapped, asked=asked) if asked.columns else _form_of
+    parts = [(part, forms(part)) for part in find_tables(path)]
     known = [one for _, one in parts if one is not None]
     found = [one for one in known if one.format.read_block or one.format.name in _JOINED]
     if not found and known:
@@ -119,6 +143,20 @@ def open_source(where: str, asked: SourceOptions) -> "PublicTraceSource":
     read = {one.table.label for one in found}
     unread = tuple(part for part, _ in parts if part.label not in read and _is_table(part))
     return PublicTraceSource(path, asked, tuple(found), unread)
+
+
+def _form_as_mapped(part: TraceTable, asked: SourceOptions) -> RecognizedTable | None:
+    """Return a table as the list of jobs that `--column` makes of it."""
+    if part.kind not in ("csv", "parquet"):
+        return None
+    unit = asked.kind_options.get("time-unit", "s")
+    if unit not in TIME_UNITS_S:
+        raise InputError(
+            [build_unknown_name_problem("unit", unit, TIME_UNITS_S, "--option time-unit")]
+        )
+    if part.kind == "csv" and pai.add_header(part) != part:
+        return None
+    return RecognizedTable(part, define_mapped_format(part, asked.columns, unit))
 
 
 def _is_table(part: TraceTable) -> bool:
@@ -140,6 +178,8 @@ _JOINED = frozenset(
 class PublicTraceSource:
     """The rows of a public trace."""
 
+    conflict_rule = ConflictRule.REFUSE
+
     def __init__(
         self,
         where: Path,
@@ -148,6 +188,7 @@ class PublicTraceSource:
         unread: tuple[TraceTable, ...] = (),
     ) -> None:
         self._where, self._asked, self._unread = where, asked, unread
+        self._zone, self._max_faulty = _read_options(where, asked, found)
         self._found = tuple(one for one in found if not self._repeats(one, found))
         self._left_out = [one for one in found if one not in self._found]
         self._several = Counter((one.format.name, one.table.path.parent) for one in found)
@@ -155,7 +196,7 @@ class PublicTraceSource:
     @property
     def name(self) -> str:
         """What it is and where."""
-        return f"public:{self._where}"
+        return f"public:{self._where.absolute()}"
 
     @staticmethod
     def _repeats(one: RecognizedTable, found: tuple[RecognizedTable, ...]) -> bool:
@@ -169,14 +210,20 @@ class PublicTraceSource:
         return one.table != next((part for part in beside if "all" in part.stem), beside[0])
 
     def read_batches(self, cursor: str | None = None) -> Iterator[RowBatch]:
-        """Give the rows part by part; a cursor names the last part that was read to its end."""
-        labels = [one.table.label for one in self._found]
-        begin = labels.index(cursor) + 1 if cursor in labels else 0
+        """Give the rows part by part; a cursor has the parts that were read to their end."""
+        done: dict[str, str] = json.loads(cursor) if cursor and cursor.startswith("{") else {}
         unread = (self._not_read(),) if self._unread else ()
-        for one in self._found[begin:]:
+        for one in self._found:
+            state = one.table.path.stat()
+            mark = f"{state.st_size} {state.st_mtime_ns}"
+            if done.get(one.table.label) == mark:
+                continue
             last: RowBatch | None = None
             skipped: list[int] = []
-            for tables in self._tables(one, skipped):
+            log = FaultLog(self._max_faulty)
+            for tables in self._tables(one, skipped, log):
+                log.open(one.table).num_wrong_width = len(skipped)
+                log.refuse_if_many()
                 for table, whole in tables.items():
                     for rows in _pieces(self._within(table, whole)):
                         if last is not None:
@@ -184,6 +231,11 @@ class PublicTraceSource:
                         last = RowBatch(table, rows)
             if last is not None:
                 left = f"{one.table.label}: {len(skipped):,} rows of a wrong width left out"
+                if skipped:
+                    lines = ", ".join(f"{line}" for line in find_odd_lines(one.table))
+                    left += (
+                        f" (lines {lines}{', …' if len(skipped) > lines.count(',') + 1 else ''})"
+                    )
                 again = [
                     f"{other.table.label} left out: its nodes are in {one.table.label} too, under "
                     "other names"
@@ -194,38 +246,44 @@ class PublicTraceSource:
                 notes = (
                     f"read as {one.format.name}",
                     *([left] if skipped else []),
+                    *log.take_notes(),
                     *again,
                     *unread,
                 )
                 unread = ()
-                yield last._replace(cursor=one.table.label, notes=notes)
+                done[one.table.label] = mark
+                yield last._replace(cursor=json.dumps(done), notes=notes)
 
     def _not_read(self) -> str:
         names = [part.member or part.path.name for part in self._unread]
         return f"left out, as no telemetry can be made of it: {abbreviate_names(names)}"
 
-    def _tables(self, one: RecognizedTable, skipped: list[int]) -> Iterator[RowsByTable]:
-        part = one.table
-        told = ReadContext(self._cluster(one), part.path.stat().st_mtime, part)
-        if one.format.name == PHILLY_JOB_FORMAT.name:
+    def _tables(
+        self, one: RecognizedTable, skipped: list[int], log: FaultLog
+    ) -> Iterator[RowsByTable]:
+        part, form = one.table, one.format
+        told = ReadContext(
+            self._cluster(one), part.path.stat().st_mtime, part, zone=self._zone, log=log
+        )
+        if form.name == PHILLY_JOB_FORMAT.name:
             yield philly.read_jobs(part, told)
-        elif one.format.name == training_log.LOG_FORMAT.name:
+        elif form.name == training_log.LOG_FORMAT.name:
             yield training_log.read_log(part, self._beside(training_log.POD_FORMAT), told)
-        elif one.format.name == pai.JOB_FORMAT.name:
+        elif form.name == pai.JOB_FORMAT.name:
             beside = pai.JobMetadata(self._beside(pai.TAG_FORMAT), self._beside(pai.SENSOR_FORMAT))
             yield pai.read_jobs(part, self._other(pai.TASK_FORMAT), beside, told)
-        elif one.format.name == pai.INSTANCE_FORMAT.name:
+        elif form.name == pai.INSTANCE_FORMAT.name:
             yield from pai.read_allocations(
                 part, pai.read_tasks(self._other(pai.TASK_FORMAT)), told
             )
-        elif one.format.read_block is not None and one.format.needs_whole_table:
-            blocks = list(part.iter_blocks(skipped=skipped))
-            if blocks:
-                yield one.format.read_block(pa.concat_tables(blocks), told)
-        elif one.format.read_block is not None:
+        elif form.read_block is not None:
+            blocks = part.iter_blocks(skipped=skipped)
+            if form.needs_whole_table:
+                whole = list(blocks)
+                blocks = iter([pa.concat_tables(whole)] if whole else [])
             rows = 0
-            for block in part.iter_blocks(skipped=skipped):
-                yield one.format.read_block(block, told._replace(first_row=rows))
+            for block in blocks:
+                yield _read_block(form, block, told._replace(first_row=rows))
                 rows += block.num_rows
 
     def _beside(self, wanted: TraceFormat) -> TraceTable | None:
@@ -266,6 +324,45 @@ class PublicTraceSource:
         if since is not None:
             kept = pc.and_(kept, pc.fill_null(pc.greater_equal(rows[end], since), True))
         return rows.filter(kept)
+
+
+def _read_block(form: TraceFormat, rows: pa.Table, told: ReadContext) -> RowsByTable:
+    """Make rows of a block, without those of faulty ones, which are counted."""
+    assert form.read_block is not None
+    block = told.open_block(rows, told.table)
+    made = form.read_block(block, told)
+    sound = {table: block.keep_sound_rows(table, whole) for table, whole in made.items()}
+    block.faults.count_block(block.faulty)
+    return sound
+
+
+def _read_options(
+    where: Path, asked: SourceOptions, found: tuple[RecognizedTable, ...]
+) -> tuple[str, float]:
+    """Return the zone of times without one, and which share of rows may be faulty."""
+    options = asked.kind_options
+    problems = [
+        build_unknown_name_problem("option of public traces", name, OPTIONS, "--option")
+        for name in options
+        if name not in OPTIONS
+    ]
+    zone, share = options.get("zone", ""), options.get("bad-rows", "")
+    if zone and not any(one.format.has_dates for one in found):
+        forms = ", ".join(sorted({one.format.name for one in found}))
+        what = f"{where} has no dates, to which a zone belongs ({forms})"
+        problems.append(Problem("--option zone", what, "leave it out"))
+    if "time-unit" in options and not asked.columns:
+        what = "belongs to lists whose columns --column maps"
+        problems.append(Problem("--option time-unit", what, "add --column gpus=NAME"))
+    if problems:
+        raise InputError(problems)
+    if zone:
+        parse_zone(zone)
+    if not share:
+        return zone, MAX_FAULTY_FRACTION
+    fraction = parse_number(share, "--option bad-rows")
+    raise_problems(check_number("--option bad-rows", fraction, 0.0, 1.0))
+    return zone, fraction
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:

@@ -49,6 +49,8 @@ class TraceTable(NamedTuple):
     """The first few rows."""
     has_header: bool = True
     """Whether the names stand in the table's first line; else they lie beside it."""
+    delimiter: str = ","
+    """What stands between the fields of text."""
 
     @property
     def label(self) -> str:
@@ -59,6 +61,11 @@ class TraceTable(NamedTuple):
     def stem(self) -> str:
         """Its name without folders and endings."""
         return Path(self.member or self.path).name.split(".")[0]
+
+    @property
+    def width(self) -> int:
+        """How many fields a row has: rows with one more than the header end in a comma."""
+        return max((len(row) for row in self.head_rows), default=len(self.columns))
 
     def with_columns(self, columns: tuple[str, ...]) -> "TraceTable":
         """Return it with names for columns that have none in the table."""
@@ -72,6 +79,7 @@ class TraceTable(NamedTuple):
         Rows that have too many or too few fields are left out; how many fields each of them has is
         added to `skipped`.
         """
+        self._refuse_repeated_columns()
         if self.kind == "parquet":
             yield from self._columnar(wanted)
             return
@@ -84,16 +92,18 @@ class TraceTable(NamedTuple):
 
         names = list(self.columns)
         chosen = names if wanted is None else [name for name in wanted if name in names]
-        # Rows with one field more than the header end in a comma.
-        width = max((len(row) for row in self.head_rows), default=len(names))
-        filled = names + [f"_{place}" for place in range(width - len(names))]
+        filled = names + [f"_{place}" for place in range(self.width - len(names))]
         with _reading(self.label), open_table(self) as stream:
             reader = arrow_csv.open_csv(
                 stream,
                 arrow_csv.ReadOptions(
                     block_size=_BLOCK_BYTES, column_names=filled, skip_rows=int(self.has_header)
                 ),
-                arrow_csv.ParseOptions(invalid_row_handler=leave_out),
+                arrow_csv.ParseOptions(
+                    delimiter=self.delimiter,
+                    newlines_in_values=True,
+                    invalid_row_handler=leave_out,
+                ),
                 arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(filled, pa.string()),
                     strings_can_be_null=True,
@@ -103,6 +113,12 @@ class TraceTable(NamedTuple):
             )
             for batch in reader:
                 yield pa.Table.from_batches([batch])
+
+    def _refuse_repeated_columns(self) -> None:
+        twice = sorted({name for name in self.columns if self.columns.count(name) > 1 and name})
+        if twice:
+            what = f"has {', '.join(twice[:3])} twice among its columns"
+            raise InputError([Problem(self.label, what, "keep the one that is meant")])
 
     def _columnar(self, wanted: Sequence[str] | None) -> Iterator[pa.Table]:
         """Read blocks of Parquet, whose columns have types: they become text like all others."""
@@ -196,8 +212,10 @@ def _sniffed(path: Path, member: str, head: bytes) -> Iterator[TraceTable]:
         return
     lines = text.splitlines()
     whole = lines if len(head) < _SNIFF_BYTES else lines[:-1]
+    delimiter = _find_delimiter(whole[0] if whole else "")
     try:
-        found = [tuple(row) for row in csv.reader(io.StringIO("\n".join(whole[:20]))) if row]
+        rows = csv.reader(io.StringIO("\n".join(whole[:20])), delimiter=delimiter)
+        found = [tuple(row) for row in rows if row]
     except csv.Error:  # A text with fields longer than any table has.
         return
     if not found:
@@ -205,9 +223,16 @@ def _sniffed(path: Path, member: str, head: bytes) -> Iterator[TraceTable]:
     first = tuple(name.strip() for name in found[0])
     beside = _header_beside(path, member)
     if beside and len(beside) == len(first):
-        yield TraceTable(path, member, "csv", beside, tuple(found), has_header=False)
+        yield TraceTable(path, member, "csv", beside, tuple(found), False, delimiter)
     else:
-        yield TraceTable(path, member, "csv", first, tuple(found[1:]))
+        yield TraceTable(path, member, "csv", first, tuple(found[1:]), delimiter=delimiter)
+
+
+def _find_delimiter(header: str) -> str:
+    """Return what stands between the names of a header; a comma where there are none."""
+    if "," in header:
+        return ","
+    return max(";\t|", key=header.count) if any(mark in header for mark in ";\t|") else ","
 
 
 def _header_beside(path: Path, member: str) -> tuple[str, ...]:

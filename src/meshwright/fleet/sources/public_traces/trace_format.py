@@ -1,12 +1,14 @@
 """What a form of trace is: the columns that tell it, and how its blocks become rows."""
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from meshwright.fleet.columns import Floats
+from meshwright.fleet.sources.public_traces.fault_log import FaultLog
+from meshwright.fleet.sources.public_traces.trace_block import TraceBlock
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable
 from meshwright.fleet.sources.source import make_rows
 
@@ -21,6 +23,14 @@ class ReadContext(NamedTuple):
     table: TraceTable
     first_row: int = 0
     """How many rows came before the block."""
+    zone: str = ""
+    """The zone that the user gave for times without one; empty: none."""
+    log: FaultLog = FaultLog()
+    """Counts the faulty rows of each file."""
+
+    def open_block(self, rows: pa.Table, table: TraceTable) -> TraceBlock:
+        """Return rows of a file as a block whose faults are counted."""
+        return TraceBlock(rows, self.log.open(table), self.first_row, self.zone)
 
 
 class TraceFormat(NamedTuple):
@@ -29,7 +39,7 @@ class TraceFormat(NamedTuple):
     name: str
     required_columns: frozenset[str]
     """Columns that all tables of this form have."""
-    read_block: Callable[[pa.Table, ReadContext], RowsByTable] | None
+    read_block: Callable[[TraceBlock, ReadContext], RowsByTable] | None
     """Makes rows of a block; None: it holds statistics, not telemetry."""
     cluster: str = ""
     """The cluster's name where the form tells it; empty: that of the folder."""
@@ -37,19 +47,22 @@ class TraceFormat(NamedTuple):
     """Whether rows can only be made of the whole table."""
     excluded_columns: frozenset[str] = frozenset()
     """Columns that tables of this form do not have."""
+    has_dates: bool = False
+    """Whether times may be dates, to which a zone belongs."""
 
 
 def define_format(
     name: str,
     columns: str,
-    read: Callable[[pa.Table, ReadContext], RowsByTable] | None,
+    read: Callable[[TraceBlock, ReadContext], RowsByTable] | None,
     cluster: str = "",
     *,
     whole: bool = False,
     without: str = "",
+    dates: bool = False,
 ) -> TraceFormat:
     """Make a form from comma-separated names of columns."""
-    return TraceFormat(name, _names(columns), read, cluster, whole, _names(without))
+    return TraceFormat(name, _names(columns), read, cluster, whole, _names(without), dates)
 
 
 def match_format(part: TraceTable, forms: Iterable[TraceFormat]) -> TraceFormat | None:
@@ -61,14 +74,39 @@ def match_format(part: TraceTable, forms: Iterable[TraceFormat]) -> TraceFormat 
     return max(fitting, key=lambda one: len(one.required_columns), default=None)
 
 
-def make_job_rows(block: pa.Table, told: ReadContext, **columns: object) -> RowsByTable:
-    """Make rows of jobs; what all of them share is filled in."""
+_ORIGINS: Final = {
+    "submit_s": ("submit_time", "creation_time", "timestamp", "time", "start_time"),
+    "start_s": ("start_time", "scheduled_time", "submit_time", "timestamp"),
+    "end_s": ("end_time", "deletion_time", "duration"),
+    "gpus": ("gpu_num", "num_gpu", "num_gpus", "gpu_request", "num_replicas"),
+}
+"""Columns of traces that columns of jobs are made of."""
+
+
+def make_job_rows(
+    block: pa.Table | TraceBlock,
+    told: ReadContext,
+    *,
+    origins: Mapping[str, Sequence[str]] | None = None,
+    **columns: object,
+) -> RowsByTable:
+    """Make rows of jobs; what all of them share is filled in, and what cannot be is counted."""
     alike = {
         "cluster": [told.cluster] * block.num_rows,
         "attempt": np.zeros(block.num_rows, dtype=np.int32),
         "seen_s": np.full(block.num_rows, told.seen_s),
     }
-    return {"jobs": make_rows("jobs", alike | columns)}
+    made = make_rows("jobs", alike | columns)
+    if isinstance(block, TraceBlock):
+        block.check_jobs(made, origins or _ORIGINS)
+        block.check_repeats(made["job"])
+    return {"jobs": made}
+
+
+def name_jobs_by_row(block: TraceBlock, told: ReadContext) -> pa.Array:
+    """Return the number of each row in its file, as the name of its job."""
+    rows = range(told.first_row, told.first_row + block.num_rows)
+    return pa.array([str(row) for row in rows], pa.string())
 
 
 def make_node_rows(

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from meshwright.fleet.columns import Floats
-from meshwright.fleet.sources.public_traces.columns import parse_times
 from meshwright.fleet.sources.public_traces.trace_files import TraceTable, open_table
 from meshwright.fleet.sources.public_traces.trace_format import (
     ReadContext,
@@ -23,8 +22,9 @@ from meshwright.fleet.sources.public_traces.trace_format import (
     define_format,
 )
 from meshwright.fleet.sources.source import make_rows
+from meshwright.fleet.sources.time_text import parse_times
 
-LOG_FORMAT: Final = define_format("log of a training run", "", None)
+LOG_FORMAT: Final = define_format("log of a training run", "", None, dates=True)
 POD_FORMAT: Final = define_format("pods of a training run", "", None)
 _HEAD_BYTES = 1 << 18
 _TIME = rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})"
@@ -60,9 +60,11 @@ def read_log(part: TraceTable, pods: TraceTable | None, told: ReadContext) -> Ro
         return {}
     text = part.read_bytes()
     steps = [(match[1], match[2], int(match[3]), int(match[4])) for match in _STEP.finditer(text)]
-    time = _times((day, thousandth) for day, thousandth, _, _ in steps)
-    stamps = _times((match[1], match[2]) for match in _STAMP.finditer(text))
-    saved = _times((match[1], match[2]) for match in _SAVED.finditer(text))
+    time = _times(((day, thousandth) for day, thousandth, _, _ in steps), told.zone)
+    stamps = _times(((match[1], match[2]) for match in _STAMP.finditer(text)), told.zone)
+    saved = _times(((match[1], match[2]) for match in _SAVED.finditer(text)), told.zone)
+    why = "" if told.zone else "the clock of containers"
+    told.log.open(part).note_zone(told.zone or "UTC", why)
     job = _ROLE.sub("", part.stem)
     placed = _placed(pods, job)
     start = min([float(stamps.min()), *(at for _, at in placed)])
@@ -128,10 +130,10 @@ def _placed(pods: TraceTable | None, job: str) -> list[tuple[str, float]]:
     found = [
         match for match in _POD.findall(pods.read_bytes()) if match[0].decode().startswith(job)
     ]
-    at = _times((time.replace(b"T", b" ").rstrip(b"Z"), b"000") for _, _, time in found)
+    at = _times(((time.replace(b"T", b" ").rstrip(b"Z"), b"000") for _, _, time in found), "UTC")
     return [(node.decode(), when) for (_, node, _), when in zip(found, at.tolist(), strict=True)]
 
 
-def _times(words: Iterable[tuple[bytes, bytes]]) -> Floats:
+def _times(words: Iterable[tuple[bytes, bytes]], zone: str) -> Floats:
     texts = [f"{day.decode()}.{thousandth.decode()}" for day, thousandth in words]
-    return parse_times(pa.array(texts, pa.string()))
+    return parse_times(pa.array(texts, pa.string()), zone or "UTC").moments_s

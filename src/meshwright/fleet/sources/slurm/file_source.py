@@ -16,6 +16,7 @@ from meshwright.fleet.sources.slurm.snapshot import SlurmSnapshot, parse_json, s
 from meshwright.fleet.sources.slurm.tables import nodes
 from meshwright.fleet.sources.slurm.tables.allocations import read_prolog_log
 from meshwright.fleet.sources.source import (
+    ConflictRule,
     RowBatch,
     SourceOptions,
     abbreviate_names,
@@ -23,6 +24,8 @@ from meshwright.fleet.sources.source import (
 )
 
 _HEAD_BYTES: Final = 4096
+_LOCAL_KINDS: Final = {"sacct", "scontrol", "events"}
+"""Kinds of output with times of the zone that they were printed in."""
 _TOGETHER_BYTES: Final = 2 << 30
 """Dumps of more than this are folded one by one; attempts are then counted within each."""
 _MAP = re.compile(rb"(?m)^\d+(?:\.\d+)? (?:prolog|epilog) .*\bjob=\d")
@@ -68,10 +71,13 @@ def find_files(where: Path) -> list[tuple[Path, str]]:
 class SlurmFileSource:
     """A source of what Slurm's commands printed into files."""
 
+    conflict_rule = ConflictRule.REPORT
+
     def __init__(
         self, where: Path, asked: SourceOptions, zone: str, renames: Mapping[str, str]
     ) -> None:
         self._where, self._asked, self._zone, self._renames = where, asked, zone, renames
+        self._is_zone_assumed = "zone" not in asked.kind_options
         self._files = find_files(where)
         if not self._files:
             what = "holds nothing that sacct, scontrol, sinfo, sacctmgr or a prolog wrote"
@@ -81,7 +87,7 @@ class SlurmFileSource:
     @property
     def name(self) -> str:
         """What it is and where."""
-        return f"slurm:{self._where}"
+        return f"slurm:{self._where.absolute()}"
 
     def read_batches(self, cursor: str | None = None) -> Iterator[RowBatch]:
         """Give all rows; none where no file has changed since the cursor."""
@@ -98,6 +104,9 @@ class SlurmFileSource:
                 why = "left out, being no output of Slurm's that is read here"
                 reading.notes.append(f"{why}: {abbreviate_names(names)}")
             told = [self._read(path, kind, reading) for path, kind in group]
+            if self._is_zone_assumed and {kind for _, kind in group} & _LOCAL_KINDS:
+                what = "text has no zones: its times are read as UTC"
+                reading.notes.append(f"{what}; --option zone=NAME reads them in another")
             known = [moment for moment in (*told, reading.find_snapshot_time()) if moment]
             seen_s = max(known or [path.stat().st_mtime for path, _ in group])
             last = place + 1 == len(groups)

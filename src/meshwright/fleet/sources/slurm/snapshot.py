@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from meshwright.fleet.columns import to_floats
+from meshwright.fleet.sources.job_checks import find_job_faults
 from meshwright.fleet.sources.slurm.formats import json_objects, scontrol
 from meshwright.fleet.sources.slurm.formats.hostlist import expand_hostlist
 from meshwright.fleet.sources.slurm.formats.states import parse_job_state
@@ -24,8 +27,11 @@ from meshwright.fleet.sources.slurm.tables.allocations import (
 )
 from meshwright.fleet.sources.slurm.tables.jobs import build_job_rows
 from meshwright.fleet.sources.source import RowBatch, SourceOptions
+from meshwright.spec.units import format_quantity
 
 BATCH_ROWS: Final = 200_000
+_CLOCK_CHANGE_S: Final = 3700.0
+"""In the hour that clocks repeat, local times without a zone run back."""
 
 
 @dataclass
@@ -110,7 +116,7 @@ class SlurmSnapshot:
             jobs = build_job_rows(
                 pa.concat_tables(records), seen_s, name, self.node_renames, self.tracks_gpus
             )
-            tables["jobs"] = jobs.rows
+            tables["jobs"] = self._drop_impossible(jobs.rows)
             self.notes += jobs.notes
         holds = (
             [*self._logged(tables.get("jobs"), name)]
@@ -137,6 +143,18 @@ class SlurmSnapshot:
             stretched = nodes.merge_node_history(latest.values(), events, seen_s)
             tables["nodes"] = nodes.build_node_rows(stretched, seen_s, self.node_renames)
         return self._called(tables) if self.cluster_alias else tables
+
+    def _drop_impossible(self, jobs: pa.Table) -> pa.Table:
+        """Leave out jobs that cannot be as they are told, and say so."""
+        told = [to_floats(jobs[name]) for name in ("submit_s", "start_s", "end_s", "gpus")]
+        faults = find_job_faults(*told, skew_s=_CLOCK_CHANGE_S)
+        faulty = np.zeros(jobs.num_rows, dtype=np.bool_)
+        for fault in faults:
+            first = jobs["job"][int(np.flatnonzero(fault.rows)[0])].as_py()
+            count = format_quantity(int(fault.rows.sum()), "job")
+            self.notes.append(f"{count} left out: {fault.column} {fault.what} (job {first})")
+            faulty |= fault.rows
+        return jobs.filter(pa.array(~faulty)) if faulty.any() else jobs
 
     def _called(self, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
         """Give the one cluster that was read the name the user has for it."""

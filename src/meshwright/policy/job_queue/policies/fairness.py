@@ -1,8 +1,5 @@
-"""Finish-time fairness and shares of unlike GPUs: who is worst off goes first.
+"""Shares of unlike GPUs: who has made least progress goes first.
 
-`FinishTimeFairnessPolicy` follows Themis (Mahajan et al., NSDI 2020): a job's ratio is how long it
-takes here over how long it would take on its even share of the cluster alone; the largest ratios
-run.
 `MaxMinFairnessPolicy` follows Gavel (Narayanan et al., OSDI 2020) in what it aims at, the most
 even progress over kinds of GPU, but chooses round by round and not by a linear program.
 """
@@ -12,30 +9,6 @@ from meshwright.policy.job_queue.policies.preemptive_order import PreemptiveOrde
 from meshwright.policy.job_queue.policy import QueueDecision
 from meshwright.policy.job_queue.pool.node_pool import NodePool
 from meshwright.policy.job_queue.pool.pool import GpuPool
-
-
-class FinishTimeFairnessPolicy(PreemptiveOrderPolicy):
-    """The jobs with the worst finish-time ratio run, chosen anew each round."""
-
-    def __init__(self, *, round_s: float = 1800.0) -> None:
-        """Choose every `round_s`, and whenever a job comes or ends."""
-        super().__init__(self._key, round_s=round_s)
-        self.now_s, self.total = 0.0, 1.0
-
-    def decide(self, now_s: float, pool: GpuPool) -> QueueDecision:
-        """Choose anew."""
-        self.now_s, self.total = now_s, pool.total
-        return super().decide(now_s, pool)
-
-    def finish_time_ratio(self, job: QueuedJob) -> float:
-        """Return how much longer a job takes here than on its even share alone."""
-        share = self.total / max(1, len(self.jobs))
-        alone_s = job.estimate_s * max(1.0, job.gpus / share)
-        here_s = self.now_s - job.request.submit_s + job.remaining_s
-        return here_s / alone_s if alone_s > 0 else float("inf")
-
-    def _key(self, job: QueuedJob) -> float:
-        return -self.finish_time_ratio(job)
 
 
 class MaxMinFairnessPolicy(PreemptiveOrderPolicy):

@@ -1,7 +1,7 @@
 """Queues that choose anew each time: whoever comes first runs, whoever ran before or not.
 
-Shortest remaining time, shortest remaining service, least attained service and finish-time fairness
-differ only in their key. A scan goes on past those who do not fit.
+Shortest remaining time, shortest remaining service, least attained service and even progress differ
+only in their key. A scan goes on past those who do not fit.
 """
 
 from collections.abc import Callable

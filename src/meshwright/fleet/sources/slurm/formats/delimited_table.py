@@ -29,6 +29,10 @@ _FREE: Final = frozenset(
      "Constraints", "WCKey", "StdErr", "StdIn", "StdOut", "Container", "Reason", "Account",
      "REASON", "NAME", "COMMENT"}
 )  # fmt: skip
+_WITH_COMMAS: Final = frozenset(
+    {"AllocTRES", "ReqTRES", "TRESUsageInTot", "TRESUsageInAve", "TRESUsageInMax", "NodeList"}
+)
+"""Fields that hold commas, which may be the delimiter."""
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|\d{9,11}|Unknown|None|N/A|"
 _SPAN = r"[\d:.\-]*|UNLIMITED|Partition_Limit|INVALID"
 _SHAPES: Final = {
@@ -146,7 +150,8 @@ class DelimitedTable:
         name = self.column_names[at]
         shape = _SHAPES.get(name)
         begin = len(fields) - (len(self.column_names) - at) - surplus
-        for more in range(surplus + 1 if name in _FREE else 1):
+        joins = name in _FREE or (self.delimiter == b"," and name in _WITH_COMMAS)
+        for more in range(surplus + 1 if joins else 1):
             value = self.delimiter.decode().join(fields[begin : begin + more + 1])
             if shape is None or shape.fullmatch(value):
                 rest = self._cuts(fields, at + 1, surplus - more, failed)

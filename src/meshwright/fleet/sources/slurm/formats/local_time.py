@@ -5,27 +5,23 @@ when clocks go back, what a job took tells which of the two was meant.
 """
 
 from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from meshwright.errors import InputError, Problem
+from meshwright.fleet.sources.time_text import parse_times, parse_zone
 
 _ISO: Final = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d$"
 _EPOCH: Final = r"^\d{9,11}$"
+_PLACEHOLDER: Final = r"^\s*(?:Unknown|None|N/A|NONE|\(null\))?\s*$"
 Floats = npt.NDArray[np.float64]
 
 
 def require_zone(zone: str) -> str:
     """Return the name of a time zone, or say that it is none."""
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        what, fix = f"{zone!r} is no time zone", "write one such as Europe/Berlin, or UTC"
-        raise InputError([Problem("zone", what, fix)]) from error
+    parse_zone(zone)
     return zone
 
 
@@ -35,15 +31,29 @@ class LocalTimes:
     def __init__(self, text: pa.ChunkedArray | pa.Array, zone: str) -> None:
         iso = pc.match_substring_regex(text, _ISO)
         nothing = pa.scalar(None, pa.string())
-        local = pc.cast(pc.if_else(iso, text, nothing), pa.timestamp("s"))
+        local = _cast_days(pc.if_else(iso, text, nothing))
         self.earliest = _moments(local, zone, "earliest")
         self.latest = self.earliest if zone == "UTC" else _moments(local, zone, "latest")
         others = pc.filter(text, pc.invert(iso))
+        known = pc.match_substring_regex(text, f"{_EPOCH}|{_PLACEHOLDER}")
+        known = pc.or_(pc.fill_null(known, True), pc.is_valid(local))
+        self.unread = np.array(pc.invert(known))
+        """Which of them are text that is no time."""
         if pc.any(pc.match_substring_regex(others, _EPOCH)).as_py():  # SLURM_TIME_FORMAT=%s
             epoch = pc.match_substring_regex(text, _EPOCH)
             plain = _floats(pc.cast(pc.if_else(epoch, text, nothing), pa.float64()))
             self.earliest = np.where(np.isnan(self.earliest), plain, self.earliest)
             self.latest = np.where(np.isnan(self.latest), plain, self.latest)
+
+
+def _cast_days(text: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Return local times; null for days that no calendar has."""
+    try:
+        return pc.cast(text, pa.timestamp("s"))
+    except pa.ArrowInvalid:
+        seconds = parse_times(text.combine_chunks() if hasattr(text, "chunks") else text).moments_s
+        known = pa.array(seconds, from_pandas=True)
+        return pc.cast(pc.cast(known, pa.int64()), pa.timestamp("s"))
 
 
 def resolve_dst(

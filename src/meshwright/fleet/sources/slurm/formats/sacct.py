@@ -1,5 +1,6 @@
 """The text of `sacct -P`, with any list of fields, as records."""
 
+import re
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -31,6 +32,7 @@ _COUNTS: Final = {
     "num_nodes": ("NNodes", "AllocNodes"), "cpus": ("AllocCPUS", "NCPUS"), "tasks": ("NTasks",),
     "restarts": ("Restarts",),
 }  # fmt: skip
+_NO_GPUS: Final = r"gres/gpu[^,=]*=(?:-|[A-Za-z]|,|$)"
 _TIMES: Final = ("Submit", "Eligible", "Start", "End")
 FIELDS: Final = tuple(
     dict.fromkeys(
@@ -47,8 +49,11 @@ FIELDS: Final = tuple(
 
 def is_sacct_header(header: bytes) -> bool:
     """Say whether a first line is a header of sacct's."""
-    names = {bytes(name) for name in header.replace(b"#", b"|").split(b"|")}
-    return bool(names & {b"JobID", b"JobIDRaw"}) and len(names) > 1
+    names = re.split(rb"[^A-Za-z0-9_/:()%]+", header.strip())
+    if not {b"JobID", b"JobIDRaw"} & set(names):
+        return False
+    # Lists of others may have a column JobID too.
+    return len({name.decode() for name in names if name} & set(FIELDS)) > 1
 
 
 def read_sacct(stream: BinaryIO, where: str, zone: str = "UTC") -> tuple[pa.Table, tuple[str, ...]]:
@@ -60,13 +65,43 @@ def read_sacct(stream: BinaryIO, where: str, zone: str = "UTC") -> tuple[pa.Tabl
             f"({', '.join(table.column_names[:6])}, …)"
         )
         raise InputError([Problem(where, what, "print them: sacct -P -o JobID,State,Start,End,…")])
-    parts = [_records(block, zone) for block in table.iter_tables(FIELDS)]
-    notes = []
+    notes: list[str] = []
+    parts = [
+        _records(_drop_unreadable(block, where, zone, notes), zone)
+        for block in table.iter_tables(FIELDS)
+    ]
     if table.num_bad_lines:
         notes.append(f"{where}: {table.num_bad_lines:,} lines could not be cut into their fields")
+    if table.num_bad_lines and not sum(part.num_rows for part in parts):
+        what = f"none of its lines has a field for each of its {len(table.column_names)} names"
+        fix = "print it with a delimiter that no field has: sacct -P --delimiter='|'"
+        raise InputError([Problem(where, what, fix)])
     if "State" not in table.column_names:
         notes.append(f"{where}: without the field State nobody can say how jobs ended")
     return (pa.concat_tables(parts) if parts else RECORD_SCHEMA.empty_table()), tuple(notes)
+
+
+def _drop_unreadable(block: pa.Table, where: str, zone: str, notes: list[str]) -> pa.Table:
+    """Leave out records with a time that is none, or with GPUs that are no number, and say so."""
+    faulty = np.zeros(block.num_rows, dtype=np.bool_)
+    for name in (*_TIMES, "AllocTRES"):
+        if name not in block.column_names:
+            continue
+        column = block[name].combine_chunks()
+        strange = (
+            np.array(pc.match_substring_regex(column, _NO_GPUS))
+            if name == "AllocTRES"
+            else LocalTimes(column, zone).unread
+        )
+        places = np.flatnonzero(strange & ~faulty)
+        if len(places):
+            known = [one for one in ("JobID", "JobIDRaw") if one in block.column_names]
+            job = block[known[0]][int(places[0])].as_py() if known else "?"
+            what = f"{column[int(places[0])].as_py()!r} cannot be read"
+            count = f"{len(places):,} records left out"
+            notes.append(f"{where}: {count}: job {job}, field {name}: {what}")
+        faulty |= strange
+    return block.filter(pa.array(~faulty)) if faulty.any() else block
 
 
 def _records(block: pa.Table, zone: str) -> pa.Table:
