@@ -95,7 +95,7 @@ def test_signals_reach_every_rank_once(number: signal.Signals) -> None:
     assert sorted(lines) == ["[rank 1] rank 1 is ready\n", "rank 0 is ready\n"]
     process.send_signal(number)
     _, rest = process.communicate(timeout=30)
-    assert process.returncode == 0
+    assert process.returncode == 128 + number
     assert rest.count("was asked 1 times") == 2
 
 
