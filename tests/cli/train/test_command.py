@@ -225,7 +225,7 @@ def test_a_signal_saves_and_ends_with_its_code(
         assert main(["train", job]) == code
     assert f"stopped by {number.name} after step 4, which is saved" in said(capsys)
     assert saved_steps(Path("runs/tiny")) == [4]
-    assert main(["train", job]) == 0, "the same command goes on"
+    assert main(["train", job, "logging.progress=lines"]) == 0, "the same command goes on"
     assert "resumes after step 4 of " in said(capsys)
 
 

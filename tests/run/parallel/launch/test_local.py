@@ -60,7 +60,9 @@ def test_a_rank_that_ends_badly_ends_the_others_and_is_named() -> None:
     assert code == 7
     assert errors.count("was asked 1 times") == 2
     assert re.search(
-        r"^error: rank 1 ended with exit code 7 after \d+\.\d s$", errors, re.MULTILINE
+        r"^error: rank 1 ended with exit code 7 after \d+\.\d s; rank 0 was ended for it$",
+        errors,
+        re.MULTILINE,
     )
 
 
