@@ -248,7 +248,10 @@ class Trainer:
             self._failed_saves += 1
             if self._failed_saves >= MAX_FAILED_SAVES:
                 raise
-            warnings.warn(f"{error}; training goes on, and this checkpoint is next", stacklevel=4)
+            left = MAX_FAILED_SAVES - self._failed_saves
+            what = "that checkpoint is lost, training goes on, and the next one is tried now"
+            ends = f"the run ends where {left} more in a row fail"
+            warnings.warn(f"{error}; {what}; {ends}", stacklevel=4)
         else:
             self._failed_saves = 0
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.file_errors import convert_os_errors, require_parent_folder
+from meshwright.file_errors import convert_os_errors, make_parent_folder
 from meshwright.run.train.data.corpus.corpus import Corpus, Ints, Tokens
 from meshwright.run.train.data.corpus.corpus_verification import CorpusCheck
 from meshwright.run.train.data.corpus.token_shards import map_tokens
@@ -182,7 +182,7 @@ def write_megatron(corpus: Corpus, prefix: Path) -> MegatronFiles:
     pair = MegatronFiles(
         prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
     )
-    require_parent_folder(prefix)
+    make_parent_folder(prefix)
     for file in pair:
         if file.exists():
             raise InputError([Problem(str(file), "is there already", "choose another name")])

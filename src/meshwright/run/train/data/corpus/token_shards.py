@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.file_errors import convert_os_errors, require_parent_folder
+from meshwright.file_errors import convert_os_errors, make_parent_folder
 from meshwright.run.train.data.corpus.corpus import Corpus, Ints, Tokens
 from meshwright.run.train.data.corpus.corpus_verification import CorpusCheck
 from meshwright.run.train.data.corpus.vocabulary import Vocabulary
@@ -128,7 +128,7 @@ def write_token_shards(
     """Write documents that are tokens already; the folder appears whole or not at all."""
     if folder.exists():
         raise InputError([Problem(str(folder), "is there already", "choose another name")])
-    require_parent_folder(folder)
+    make_parent_folder(folder)
     work = folder.with_name(f"{folder.name}.partial")
     dtype = np.dtype(vocabulary.dtype).newbyteorder("<")
     lengths = [0]
