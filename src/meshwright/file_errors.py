@@ -1,12 +1,10 @@
 """What the system refuses, said as an `InputError` that names the path and a way out.
 
-Also says which folders are made on the way: the one a timeline lies in, never one above it.
-Knows nothing of timelines.
+Also makes the folders above what a command writes. Knows nothing of timelines.
 """
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,25 +45,22 @@ def convert_os_errors(path: Path, action: str) -> Iterator[None]:
         raise InputError([describe_os_error(error, path, action)]) from error
 
 
-def require_parent_folder(path: Path) -> None:
-    """Refuse to write where the folder above is missing: a typing error shall make no folders."""
+def make_parent_folder(path: Path) -> None:
+    """Make the folders above a path that a command writes to, where there are none."""
     parent = path.absolute().parent
     try:
-        with convert_os_errors(parent, "write to"):
-            mode = parent.stat().st_mode
-    except InputError as refused:
-        if isinstance(refused.__cause__, FileNotFoundError):
-            what = f"lies in {parent}, which does not exist"
-            raise InputError([Problem(str(path), what, f"create the folder {parent}")]) from None
-        raise
-    if not stat.S_ISDIR(mode):
-        what = f"lies in {parent}, which is a file, not a folder"
-        raise InputError([Problem(str(path), what, "choose another place")])
+        parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        above = next(each for each in (parent, *parent.parents) if each.exists())
+        what = f"lies in {above}, which is a file, not a folder"
+        raise InputError([Problem(str(path), what, "choose another place")]) from None
+    except OSError as error:
+        raise InputError([describe_os_error(error, parent, "create")]) from error
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder where there is none; the one above it must be there."""
-    require_parent_folder(folder)
+    """Make a folder, and those above it, where there is none."""
+    make_parent_folder(folder)
     with convert_os_errors(folder, "create"):
         if folder.exists() and not folder.is_dir():
             fix = "give a folder, or move the file away"

@@ -22,7 +22,8 @@ EXAMPLES = (
 )
 
 EPILOG = """exit codes: 0 done, 1 the answer is no, 2 your input is wrong, 3 this machine lacks
-something, 130 interrupted. Answers go to stdout, all else to stderr; --json works everywhere."""
+something, 4 a rank of several died, 70 our own fault, 130 or 143 a signal (SIGINT, SIGTERM) ended
+it before it was done. Answers go to stdout, all else to stderr; --json works everywhere."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -70,11 +70,30 @@ def test_ids_are_shown_where_no_tokenizer_is_known(text: Path, capsys: Captured)
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "data tokenize text.jsonl --out new/folder/out",
+        "data tokenize text.jsonl --format megatron --out new/folder/out",
+        "data train-tokenizer text.jsonl --vocab-size 300 --out new/folder/out",
+    ],
+)
+def test_folders_above_what_is_written_are_made(text: Path, words: str) -> None:
+    assert main(words.split()) == 0
+    assert list(Path("new/folder").iterdir())
+
+
+def test_a_source_that_is_not_there_leaves_no_folder(text: Path) -> None:
+    assert main(["data", "tokenize", "nowhere", "--out", "new/out"]) == 2
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
     ("words", "hint"),
     [
         ("data tokenize nowhere --out x", "no such file"),
         ("data tokenize text.jsonl --field body --out x", "name another field (text holds text)"),
-        ("data tokenize text.jsonl --out a/b/c", "create the folder"),
+        ("data tokenize text.jsonl --out text.jsonl/b", "is a file, not a folder"),
+        ("data inspect missing.jsonl", "there is no such file"),
         ("data inspect text.jsonl", "mw data tokenize text.jsonl"),
         ("data train-tokenizer text.jsonl --vocab-size 5 --out t.json", "use 259 or more"),
         ("data sampel text.jsonl", "did you mean sample?"),

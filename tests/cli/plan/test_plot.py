@@ -70,11 +70,15 @@ def test_a_page_escapes_what_it_shows() -> None:
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("plot.gif", "is no picture that can be written"), ("no/plot.png", "there is no folder")],
+    [
+        ("plot.gif", "is no picture that can be written"),
+        ("file/plot.png", "is a file, not a folder"),
+    ],
 )
 def test_a_picture_that_cannot_be_written_is_named_before_the_search(
     name: str, fault: str, tmp_path: Path, capsys: Captured
 ) -> None:
+    (tmp_path / "file").touch()
     words = ["plan", "llama3.1-405b", "--cluster", "h100-superpod", "--gpus", "16384"]
     assert main([*words, "--plot", str(tmp_path / name)]) == 2
     assert fault in capsys.readouterr().err

@@ -205,20 +205,42 @@ def test_more_processes_than_ranks_are_refused(
     assert "8 processes were started" in capsys.readouterr().err
 
 
-def test_sigterm_is_a_clean_end(
-    job: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends_with_its_code(
+    job: str,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     plain = TrainSession.step
 
     def step(self: TrainSession, batch: Any, wait_s: float) -> None:
         plain(self, batch, wait_s)
         if self.trainer.step_number == 4:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainSession, "step", step)
+        assert main(["train", job]) == code
+    assert f"stopped by {number.name} after step 4, which is saved" in said(capsys)
+    assert saved_steps(Path("runs/tiny")) == [4]
+    assert main(["train", job, "logging.progress=lines"]) == 0, "the same command goes on"
+    assert "resumes after step 4 of " in said(capsys)
+
+
+def test_a_signal_in_the_last_step_leaves_a_run_that_is_done(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = TrainSession.step
+
+    def step(self: TrainSession, batch: Any, wait_s: float) -> None:
+        plain(self, batch, wait_s)
+        if self.trainer.step_number == self.trainer.total_steps:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(TrainSession, "step", step)
     assert main(["train", job]) == 0
-    assert "stopped by SIGTERM after step 4, which is saved" in said(capsys)
-    assert saved_steps(Path("runs/tiny")) == [4]
 
 
 @pytest.mark.filterwarnings("default")

@@ -323,13 +323,9 @@ def test_progress_adds_up_to_the_spans_of_the_folder(tmp_path: Path) -> None:
     assert sum(told) == count_spans(tmp_path / "timeline") == 200_000
 
 
-def test_folder_of_the_file_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        write_perfetto(made(start_ns=[0]), tmp_path / "no" / "trace.json")
-    (problem,) = caught.value.problems
-    assert problem.where == str(tmp_path / "no" / "trace.json")
-    assert problem.fix == f"create the folder {tmp_path / 'no'}"
-    assert list(tmp_path.iterdir()) == []
+def test_folders_above_the_file_are_made(tmp_path: Path) -> None:
+    write_perfetto(made(start_ns=[0]), tmp_path / "new" / "one" / "trace.json")
+    assert (tmp_path / "new" / "one" / "trace.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

@@ -255,10 +255,9 @@ def test_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
     assert read_timeline(tmp_path).num_spans == 1
 
 
-def test_folder_above_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="create the folder"):
-        TimelineWriter(tmp_path / "no" / "timeline", rank=0)
-    assert list(tmp_path.iterdir()) == []
+def test_folders_above_are_made(tmp_path: Path) -> None:
+    TimelineWriter(tmp_path / "new" / "timeline", rank=0).close()
+    assert (tmp_path / "new" / "timeline").is_dir()
 
 
 def test_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:

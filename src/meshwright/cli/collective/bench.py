@@ -15,6 +15,7 @@ from meshwright.cli.collective.flags import is_collective_file, parse_op, read_c
 from meshwright.cli.parser import add_common
 from meshwright.cli.result import CommandResult, NoteView, View, make_table
 from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.file_errors import make_parent_folder
 from meshwright.policy.collective import ALGORITHMS, Collective, build_algorithm
 from meshwright.policy.collective.collective import CollectiveOp
 from meshwright.spec.name_suggestions import build_unknown_name_problem
@@ -53,10 +54,11 @@ def plot_bus_bandwidth(path: str, rows: Sequence["CollectiveBenchRow"]) -> None:
     axes.set_title(f"{first.op}, {first.ranks} ranks, {first.dtype}, out of place")
     axes.grid(alpha=0.3)
     axes.legend()
+    make_parent_folder(Path(path))
     try:
         figure.savefig(path, format=Path(path).suffix.lstrip(".") or "svg")
     except (OSError, ValueError) as error:
-        fix = "name an .svg or .png file in a folder that exists"
+        fix = "name an .svg or .png file that can be written"
         raise InputError([Problem(path, f"cannot write: {error}", fix)]) from None
 
 

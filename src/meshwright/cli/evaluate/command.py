@@ -19,7 +19,8 @@ from meshwright.errors import InputError, Problem
 from meshwright.spec.units import format_quantity
 
 if TYPE_CHECKING:
-    from meshwright.run.posttrain.evaluation import EvaluationReport
+    from meshwright.run.posttrain.evaluation import EvaluationReport, SubprocessCodeRunner
+    from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import SandboxStatus
 
 EXAMPLES = (
     "mw evaluate path/of/model held-out.jsonl",
@@ -54,6 +55,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what does not count: spaces around, also case and punctuation, or all but the "
         "number that an answer comes to (default: strip)",
     )  # fmt: skip
+    parser.add_argument(
+        "--isolation", default="best-effort", choices=("strict", "best-effort", "none"),
+        help="how programs that the model wrote are isolated: as far as this kernel allows, or "
+        "not at all; strict refuses where something stays unprotected (default: best-effort)",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the verdict on every question here")
     add_sampling(parser)
     add_engine(parser)
@@ -63,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> CommandResult:
     """Answer with shares and their intervals."""
     with require_serve_extra():
-        from meshwright.run.posttrain.evaluation.report import EvaluationReport
+        from meshwright.run.posttrain.evaluation import SubprocessCodeRunner
         from meshwright.run.posttrain.supervised.reward_model import HEAD_FILE
 
         share = 0.0 if args.validation is None else _share(args.validation)
@@ -72,16 +78,18 @@ def run(args: argparse.Namespace) -> CommandResult:
             what = f"{', '.join(adapters)} are several, and one answers"
             raise InputError([Problem("--lora-modules", what, "evaluate each by itself")])
         folder = Path(next(iter(adapters.values()), path))
-        report: EvaluationReport
         if (folder / HEAD_FILE).is_file():
-            report = _preferred(args, path, adapters, share)
-        else:
-            report = _answered(args, path, adapters, share)
-        return _answer(args, report)
+            return _answer(args, _preferred(args, path, adapters, share))
+        runner = SubprocessCodeRunner(isolation=args.isolation)
+        return _answer(args, _answered(args, path, adapters, share, runner), runner.sandbox_status)
 
 
 def _answered(
-    args: argparse.Namespace, path: Path, adapters: dict[str, str], share: float
+    args: argparse.Namespace,
+    path: Path,
+    adapters: dict[str, str],
+    share: float,
+    runner: "SubprocessCodeRunner",
 ) -> "EvaluationReport":
     from meshwright.run.posttrain.evaluation import evaluate, read_questions
     from meshwright.run.serve.llm import LLM
@@ -102,6 +110,7 @@ def _answered(
         pattern=args.pattern,
         normalization=args.normalization,
         adapter=next(iter(adapters), None),
+        runner=runner,
     )
 
 
@@ -116,7 +125,9 @@ def _preferred(
     )
 
 
-def _answer(args: argparse.Namespace, report: "EvaluationReport") -> CommandResult:
+def _answer(
+    args: argparse.Namespace, report: "EvaluationReport", isolation: "SandboxStatus | None" = None
+) -> CommandResult:
     import msgspec
 
     rows = [
@@ -133,7 +144,16 @@ def _answer(args: argparse.Namespace, report: "EvaluationReport") -> CommandResu
         lines = (msgspec.json.encode(one).decode() + "\n" for one in report.results)
         write_text(args.out, "".join(lines))
         views.append(NoteView(f"wrote {args.out}"))
-    data = {"scores": msgspec.to_builtins(report.scores), "num_truncated": report.num_truncated}
+    if isolation is not None:
+        views.append(NoteView(f"programs were isolated by {isolation}"))
+    data: dict[str, Any] = {
+        "scores": msgspec.to_builtins(report.scores),
+        "num_truncated": report.num_truncated,
+        "isolation": None if isolation is None else {
+            "active": list(isolation.active), "missing": dict(isolation.missing),
+            "unprotected": isolation.find_unprotected(),
+        },
+    }  # fmt: skip
     quiet = tuple(f"{one.name} {one.share:.4f}" for one in report.scores)
     return CommandResult("evaluate/2", data, tuple(views), quiet)
 

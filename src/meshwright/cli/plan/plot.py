@@ -18,6 +18,7 @@ from meshwright.cli.render.step_chart import COLORS
 from meshwright.cli.render.step_screen import format_layout
 from meshwright.cli.result import View
 from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.file_errors import make_parent_folder
 from meshwright.predict.plan import Plan
 from meshwright.predict.plan.studies.pareto_front import ParetoPoint
 from meshwright.spec.units import format_count, format_seconds
@@ -56,9 +57,7 @@ def require_plot(path: str) -> None:
     if Path(path).suffix.lower() not in PLOT_SUFFIXES:
         what = f"{path!r} is no picture that can be written"
         raise InputError([Problem("--plot", what, f"end it in {', '.join(PLOT_SUFFIXES)}")])
-    if not Path(path).resolve().parent.is_dir():
-        what = f"there is no folder {Path(path).parent}"
-        raise InputError([Problem("--plot", what, "name a file in a folder that exists")])
+    make_parent_folder(Path(path))
     try:
         import matplotlib as mpl  # noqa: F401
     except ModuleNotFoundError:

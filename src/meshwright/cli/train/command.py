@@ -201,7 +201,9 @@ def _trained(
         print_to_stderr(f"note: wrote {report}")
         raise
     if not speaks:
-        raise SystemExit(0)  # without a word, in whatever form the first rank answers
+        # Without a word, in whatever form the first rank answers. It also has the exit code of a
+        # signal: a launcher ends all ranks at the first bad one, and the first saves last.
+        raise SystemExit(0)
     profiled = None if chosen is None else get_profile_folder(folder, job.layout.gpus)
     notes = [NoteView(text) for text in _remarks(outcome, stop_at_step, profiled)]
     if recipe is not None and outcome.steps >= outcome.total_steps:
@@ -220,7 +222,7 @@ def _trained(
     data = _finite({**outcome._asdict(), "folder": str(outcome.folder)})
     shown: tuple[View, ...] = (about, *notes)
     shown = shown if recipe is None else (recipe.data, *shown)
-    return CommandResult("train/2", data, shown, quiet)
+    return CommandResult("train/2", data, shown, quiet, outcome.exit_code)
 
 
 def _finite(data: Any) -> Any:

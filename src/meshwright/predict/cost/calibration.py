@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import Problem
+from meshwright.file_errors import make_parent_folder
 from meshwright.predict.cost.curves import (
     AttentionCurve,
     CurveResiduals,
@@ -76,6 +77,7 @@ def load_calibration(path: str | Path) -> Calibration:
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
     """Write a calibration to a file that `load_calibration` reads back to an equal value."""
+    make_parent_folder(Path(path))
     Path(path).write_text(dump(calibration, Path(path).suffix), encoding="utf-8")
 
 

@@ -6,6 +6,7 @@ it had never stopped. `run_folder` tells what a run writes.
 
 import gc
 import os
+import signal
 import time
 import warnings
 from collections.abc import Mapping
@@ -145,7 +146,9 @@ def _run_session(
             warnings.warn(
                 f"this session had none of the steps {profiler.profiled_steps}", stacklevel=3
             )
-        return make_train_result(session, resumed_at, asked())
+        # Several ranks end together, also where only another one was asked.
+        by_others = signal.SIGTERM.name if session.is_stop_agreed else None
+        return make_train_result(session, resumed_at, asked() or by_others)
 
 
 def _say_layout(job: TrainJob, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`TrainResult`: how a session of a run ended."""
 
+import signal
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -38,6 +39,13 @@ class TrainResult(NamedTuple):
     resumed_at_step: int | None
     stop_signal: str | None
     """The signal that ended this session, where one did."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 where the session did what it was to; as a shell counts where a signal ended it."""
+        if self.stop_signal is None or self.steps >= self.total_steps:
+            return 0
+        return 128 + signal.Signals[self.stop_signal]
 
 
 def make_train_result(

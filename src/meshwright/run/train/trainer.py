@@ -212,7 +212,12 @@ class Trainer:
         return self._saved_at == self.step_number
 
     def save(self) -> SaveTiming:
-        """Save the state after the steps done so far; weights with NaN or Inf are refused."""
+        """Save the state after the steps done so far; weights with NaN or Inf are refused.
+
+        Files of tokens are read to their end before: what damaged ones taught is not kept.
+        """
+        if self.train_dataset.verification is not None:
+            self.train_dataset.verification.wait()
         weights = [value.detach() for _, value in self.named_optimized_parameters()]
         # The largest of them: unlike a sum of squares it overflows only where one of them did.
         finite = torch.isfinite(get_total_norm(weights, norm_type=torch.inf))
@@ -243,7 +248,10 @@ class Trainer:
             self._failed_saves += 1
             if self._failed_saves >= MAX_FAILED_SAVES:
                 raise
-            warnings.warn(f"{error}; training goes on, and this checkpoint is next", stacklevel=4)
+            left = MAX_FAILED_SAVES - self._failed_saves
+            what = "that checkpoint is lost, training goes on, and the next one is tried now"
+            ends = f"the run ends where {left} more in a row fail"
+            warnings.warn(f"{error}; {what}; {ends}", stacklevel=4)
         else:
             self._failed_saves = 0
 
@@ -297,6 +305,8 @@ class Trainer:
 
     def close(self) -> None:
         """Wait for what is being written, and let go."""
+        if self.train_dataset.verification is not None:
+            self.train_dataset.verification.close()
         self.checkpoints.close()
 
 

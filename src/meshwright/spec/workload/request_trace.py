@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.file_errors import make_parent_folder
 from meshwright.spec.field_checks import check_number
 from meshwright.spec.serialization import format_value
 from meshwright.spec.workload.lengths import MAX_TOKENS
@@ -97,6 +98,7 @@ def write_requests(requests: Iterable[WorkloadRequest], path: str | Path) -> int
         raise InputError([Problem(str(path), what, "use .csv or .jsonl")])
     line_of = _csv_line if path.suffix == ".csv" else msgspec.json.encode
     written = 0
+    make_parent_folder(path)
     try:
         with path.open("wb") as file:
             if path.suffix == ".csv":
@@ -106,7 +108,7 @@ def write_requests(requests: Iterable[WorkloadRequest], path: str | Path) -> int
                 written += 1
     except OSError as error:
         what = f"cannot write: {error.strerror}"
-        fix = "give a path in a folder that exists and that you may write to"
+        fix = "give a path that you may write to"
         raise InputError([Problem(str(path), what, fix)]) from None
     return written
 

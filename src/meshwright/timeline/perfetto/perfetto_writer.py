@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.file_errors import convert_os_errors, require_parent_folder
+from meshwright.file_errors import convert_os_errors, make_parent_folder
 from meshwright.timeline.columns import to_numpy
 from meshwright.timeline.perfetto.flow_arrows import FlowArrows, find_flow_ends, pair_flows
 from meshwright.timeline.perfetto.trace_events import (
@@ -90,7 +90,7 @@ PERFETTO_SUFFIXES = (".json", ".json.gz", ".perfetto")
 @contextmanager
 def _output(path: Path) -> Iterator[WriteCallback]:
     """What writes the file, which has its name only once it is complete."""
-    require_parent_folder(path)
+    make_parent_folder(path)
     unfinished = path.with_name(path.name + ".partial")
     with convert_os_errors(path, "write"):
         if path.is_dir():

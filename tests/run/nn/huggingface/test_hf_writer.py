@@ -1,6 +1,7 @@
 """Saving: files, index, config, types."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,18 @@ def test_small_models_are_one_file(tmp_path: Path) -> None:
     save_hf_checkpoint(made(read_config(LLAMA)), tmp_path / "new" / "folder")
     names = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
     assert names == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_have_the_mode_of_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        for _ in range(2):  # the second time over the files of the first
+            save_hf_checkpoint(made(read_config(LLAMA)), tmp_path / "model")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*")}
+            assert set(modes.values()) == {0o666 & ~umask}, modes
+    finally:
+        os.umask(before)
 
 
 def test_shards_hold_no_more_than_asked_and_are_indexed(tmp_path: Path) -> None:

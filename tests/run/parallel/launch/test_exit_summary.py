@@ -58,6 +58,12 @@ def test_ranks_that_were_interrupted_end_as_one(codes: tuple[int, int]) -> None:
     assert (found.exit_code, found.cause) == (130, "")
 
 
+@pytest.mark.parametrize("passed", [[], [signal.SIGTERM]])
+def test_ranks_that_saved_on_request_end_with_the_code_of_the_first(passed: list[int]) -> None:
+    found = summarize_exit(ranks(143, 0, 0), [], passed)
+    assert (found.exit_code, found.cause, found.exit_messages) == (143, "", ())
+
+
 def test_a_death_of_its_own_is_told_even_after_an_interrupt() -> None:
     assert summarize_exit(ranks(0, -9), [], [signal.SIGINT]).cause.startswith("rank 1 was killed")
 

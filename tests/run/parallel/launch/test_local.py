@@ -60,7 +60,9 @@ def test_a_rank_that_ends_badly_ends_the_others_and_is_named() -> None:
     assert code == 7
     assert errors.count("was asked 1 times") == 2
     assert re.search(
-        r"^error: rank 1 ended with exit code 7 after \d+\.\d s$", errors, re.MULTILINE
+        r"^error: rank 1 ended with exit code 7 after \d+\.\d s; rank 0 was ended for it$",
+        errors,
+        re.MULTILINE,
     )
 
 
@@ -95,7 +97,7 @@ def test_signals_reach_every_rank_once(number: signal.Signals) -> None:
     assert sorted(lines) == ["[rank 1] rank 1 is ready\n", "rank 0 is ready\n"]
     process.send_signal(number)
     _, rest = process.communicate(timeout=30)
-    assert process.returncode == 0
+    assert process.returncode == 128 + number
     assert rest.count("was asked 1 times") == 2
 
 

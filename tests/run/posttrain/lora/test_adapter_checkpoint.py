@@ -1,6 +1,7 @@
 """Folders open on both sides: `peft` opens what is saved here, and what it saves is loaded."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,17 @@ def test_an_adapter_comes_back_as_it_was(kind: str, tmp_path: Path) -> None:
         KINDS[kind].rank,
         KINDS[kind].alpha_pattern,
     )
+
+
+def test_files_of_an_adapter_have_the_mode_of_the_umask(tmp_path: Path) -> None:
+    _, decoder = both(tmp_path)
+    before = os.umask(0o022)
+    try:
+        save_adapter(attach_adapter(decoder, KINDS["lora"]), tmp_path / "adapter", base="base")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "adapter").iterdir()}
+    assert set(modes.values()) == {0o644}, modes
 
 
 def test_names_are_whole_where_other_modules_end_alike(tmp_path: Path) -> None:

@@ -58,8 +58,10 @@ def test_a_score_beyond_all_rewards_costs_its_own_answer() -> None:
 
 def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
     given = task("dies_once", bad=2, mark=str(tmp_path / "died"))
-    outcome = run_rl(settings(task=given, warm_up=WarmupConfig(), steps=2))
+    limits = VerifierLimits(writable_paths=(str(tmp_path),))
+    outcome = run_rl(settings(task=given, warm_up=WarmupConfig(), steps=2, verifier=limits))
     assert (tmp_path / "died").exists()
+    assert any(note.startswith("verifiers are isolated by ") for note in outcome.notes)
     assert [row["unscored"] for row in outcome.step_metrics] == [0, 0]
 
 

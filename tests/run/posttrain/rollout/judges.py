@@ -1,6 +1,7 @@
 """Verifiers for the tests: good ones, and each way in which one can be bad."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -93,3 +94,13 @@ def starts_another(job: Job) -> float:
     subprocess.Popen(["/bin/sleep", "60"])
     while True:
         time.sleep(60)
+
+
+def touches(job: Job) -> float:
+    Path(job["path"]).touch()
+    return 1.0
+
+
+def connects(job: Job) -> float:
+    socket.create_connection(("127.0.0.1", job["port"]), 5).close()
+    return 1.0

@@ -143,7 +143,8 @@ def test_killing_processes_loses_and_doubles_no_verdict() -> None:
 
 
 def test_a_check_whose_process_died_is_given_to_another(tmp_path: Path) -> None:
-    with pool_of(PATIENT) as pool:
+    limits = VerifierLimits(deadline_s=60, writable_paths=(str(tmp_path),))
+    with pool_of(limits) as pool:
         assert judged(pool, "dies_once", mark=str(tmp_path / "mark")).outcome == "ok"
         part = judged(pool, "dies")
         assert part.outcome == "died"
@@ -263,6 +264,8 @@ def test_checks_for_which_no_process_starts_are_not_waited_for(
     with pool_of(VerifierLimits(deadline_s=60, checks_per_process=1)) as pool:
         assert judged(pool, "double", number=1).value == 2.0
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        with pytest.raises(VerifierStartError):
+            judged(pool, "dies")
         (verdict,) = pool.submit([check("double", number=2)])
         with pytest.raises(VerifierStartError, match="cannot start a process for verifiers"):
             verdict.result(30)

@@ -227,6 +227,7 @@ def test_the_kernel_forbids_what_plain_torch_forbids() -> None:
     ("kind", "text", "why"),
     [
         ("json_schema", "{", "no JSON"),
+        ("json_schema", '{"type": "strng"}', "did you mean string?"),
         ("json_schema", "5", "object or true"),
         ("json_schema", "false", "object or true"),
         ("json_schema", '{"not": {"const": 1}}', "Unimplemented"),

@@ -43,3 +43,9 @@ def test_every_fault_is_listed_with_its_place() -> None:
 def test_a_mistyped_schedule_is_corrected() -> None:
     with pytest.raises(InputError, match="cosine"):
         decode(OptimizerConfig, {"schedule": "cosin"})
+
+
+@pytest.mark.parametrize("rate", [-1.0, -3e-4, 0.0, float("nan"), float("inf"), True])
+def test_a_learning_rate_that_cannot_be_is_refused_with_a_usual_one(rate: float) -> None:
+    with pytest.raises(InputError, match=r"lr: .* \(fix: use a learning rate such as 3e-4\)"):
+        OptimizerConfig(lr=rate)

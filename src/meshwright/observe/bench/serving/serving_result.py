@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.file_errors import make_parent_folder
 from meshwright.observe.bench.serving.load_generator import GeneratorStats
 from meshwright.observe.bench.serving.openai_protocol import RequestOptions
 from meshwright.observe.bench.serving.request_result import RequestResult
@@ -78,12 +79,13 @@ def save_result(result: ServingBenchResult, path: str) -> None:
     """Write a result; a file that is there is replaced only once the new one is whole."""
     target = Path(path)
     part = target.with_name(target.name + ".part")
+    make_parent_folder(target)
     try:
         part.write_bytes(msgspec.json.encode(result))
         part.replace(target)
     except OSError as error:
         what = f"cannot write: {error.strerror or error}"
-        raise InputError([Problem(path, what, "name a file in a folder that exists")]) from None
+        raise InputError([Problem(path, what, "name a file that can be written")]) from None
 
 
 def load_result(path: str) -> ServingBenchResult:

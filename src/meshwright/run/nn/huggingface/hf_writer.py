@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
@@ -24,6 +23,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface.model_registry import get_weight_map
 from meshwright.run.nn.huggingface.quantized_weights import BLOCK, quantize_fp8
 from meshwright.run.nn.huggingface.safetensors_folder import CONFIG_FILE, INDEX_FILE, SINGLE_FILE
+from meshwright.run.nn.huggingface.safetensors_writer import write_safetensors
 from meshwright.run.nn.huggingface.tensor_mapping import TensorMapping, view_unchanged
 from meshwright.run.nn.huggingface.weight_map import ParameterMapping, WeightMap, map_all_parameters
 from meshwright.spec.model import Model
@@ -195,7 +195,7 @@ class _Writing:
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, self.folder / f".{file}", metadata={"format": "pt"})
+            write_safetensors(tensors, self.folder / f".{file}", metadata={"format": "pt"})
         except Exception as error:  # noqa: BLE001 - raised once nobody waits for this rank
             self._error = error
 

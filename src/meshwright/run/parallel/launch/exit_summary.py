@@ -10,7 +10,9 @@ from meshwright.run.parallel.launch.config_consensus import name_ranks
 from meshwright.run.parallel.launch.exit_reason import WATCHDOG_EXIT_CODE, ExitReason
 
 INTERRUPTED_MESSAGE = "interrupted"
-_SPOKEN = {1, 2, 3, 70, 130}
+_SIGNALLED = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+"""Exit codes of programs that saved and ended because a signal asked them to."""
+_SPOKEN = {1, 2, 3, 70, *_SIGNALLED}
 """Exit codes of programs that have said why they end."""
 
 
@@ -69,8 +71,10 @@ def summarize_exit(
     if asked and {rank.exit_code for rank in own} <= asked | {
         WATCHDOG_EXIT_CODE
     }:  # all as they were asked to
-        quiet = ranks[0].exit_code == 128 + signal.SIGINT  # it has said so itself
+        quiet = ranks[0].exit_code in _SIGNALLED  # it has said so itself
         return JobExit(min(asked), exit_messages=() if quiet else (INTERRUPTED_MESSAGE,))
+    if len(codes - {0}) == 1 and codes - {0} < _SIGNALLED and ranks[0].exit_code:
+        return JobExit(ranks[0].exit_code)  # a signal of its own, which rank 0 has told of
     if len(codes) == 1 and codes < _SPOKEN:  # all of one mind, and rank 0 has said why
         return JobExit(codes.pop())
     said = _left_to_say(ranks)

@@ -7,6 +7,7 @@ limit the trainer is asked to save and to end, and the job queues again.
 
 import re
 import shlex
+import signal
 from importlib.resources import files
 
 import msgspec
@@ -23,6 +24,7 @@ _TIME = re.compile(r"\d+|(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+-\d{1,2}")
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f'\"#\\]+")
 """What sbatch reads as one word: quotes, a backslash and # mean something there."""
 _PLACEHOLDER = re.compile(r"@(GPUS|FOLDER|DISK_KIB)@")
+_ASKED_EXIT_CODE = 128 + signal.SIGTERM
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,7 +235,8 @@ def _running(start: LaunchSpec, options: SlurmOptions) -> list[str]:
         'wait "$ranks"; code=$?',
         "# A trap ends the first wait, not the ranks.",
         'while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; code=$?; done',
-        f'if [ "$asked" = 1 ] && [ "$code" = 0 ] && '
+        "# 143 says that it saved before it was done; other programs end with 0 then.",
+        f'if [ "$asked" = 1 ] && {{ [ "$code" = {_ASKED_EXIT_CODE} ] || [ "$code" = 0 ]; }} && '
         f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {options.restarts} ]; then',
         '  echo "meshwright: saved at the time limit, the job queues again" >&2',
         '  scontrol requeue "$SLURM_JOB_ID"',

@@ -4,7 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from meshwright.run.posttrain.rollout.verifiers.verifier_job import VerifierJob, VerifierLimits
+from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import SandboxStatus
+from meshwright.run.posttrain.rollout.verifiers.verifier_job import (
+    IsolationLevel,
+    VerifierJob,
+    VerifierLimits,
+)
 from meshwright.run.posttrain.rollout.verifiers.verifier_pool import VerifierPool
 
 _JUDGE = "meshwright.run.posttrain.evaluation.verifiers.code_verifier:passes_tests"
@@ -33,27 +38,42 @@ class CodeRunner(Protocol):
 
 
 class SubprocessCodeRunner:
-    """Runs each program in a process of its own, which is ended at its deadline."""
+    """Runs each program in processes of its own, which are isolated and ended at a deadline."""
 
     def __init__(
-        self, *, deadline_s: float = 5.0, memory_bytes: int = 1 << 30, workers: int = 2
+        self,
+        *,
+        deadline_s: float = 5.0,
+        memory_bytes: int = 1 << 30,
+        workers: int = 2,
+        isolation: IsolationLevel = "best-effort",
     ) -> None:
         self._workers = workers
         self._limits = VerifierLimits(
-            deadline_s=deadline_s, memory_bytes=memory_bytes, checks_per_process=1, retries=0
+            deadline_s=deadline_s,
+            memory_bytes=memory_bytes,
+            checks_per_process=1,
+            retries=0,
+            isolation=isolation,
         )
+        self.sandbox_status: SandboxStatus | None = None
+        """What isolates programs; None before the first one runs."""
 
     def run(self, programs: Sequence[CodeSubmission]) -> list[SubmissionResult]:
         """Return what became of each."""
         checks = [
             VerifierJob(
-                name="tests", verifier=_JUDGE, payload={"program": one.code, "tests": one.tests}
+                name="tests",
+                verifier=_JUDGE,
+                payload={"program": one.code, "tests": one.tests},
+                is_final=True,
             )
             for one in programs
         ]
         if not checks:
             return []
         with VerifierPool([_JUDGE], workers=self._workers, limits=self._limits) as pool:
+            self.sandbox_status = pool.sandbox_status
             parts = pool.verify(checks)
         return [
             SubmissionResult(

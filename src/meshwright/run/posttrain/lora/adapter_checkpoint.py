@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface.safetensors_writer import write_safetensors
 from meshwright.run.posttrain.lora.adapted_linear import LoRAPair
 from meshwright.run.posttrain.lora.adapter_sharding import A
 from meshwright.run.posttrain.lora.decoder_adapter import (
@@ -54,7 +54,7 @@ def save_adapter(
     config = to_peft_config(adapter.config, adapted, others)
     config["base_model_name_or_path"] = base
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(written, folder / f".{TENSORS}", metadata={"format": "pt"})
+    write_safetensors(written, folder / f".{TENSORS}", metadata={"format": "pt"})
     (folder / f".{CONFIG}").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     for name in (TENSORS, CONFIG):
         (folder / f".{name}").replace(folder / name)

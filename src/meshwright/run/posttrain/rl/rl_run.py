@@ -166,6 +166,7 @@ def _with_engine(
             verifiers, workers=settings.verifier_workers, limits=tasks.get_verifier_limits(settings)
         )
     )
+    keeping.write_note(f"verifiers are isolated by {pool.sandbox_status}")
     scorers = [RewardScorer(each, trainer.device) for each in settings.task.reward_models]
     for each in scorers:
         keeping.write_note(f"{each.verifier} has the checksum {each.fingerprint}")

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.run.nn.decoder import BatchLoss, Decoder
+from meshwright.run.nn.huggingface.safetensors_writer import write_safetensors
 from meshwright.run.parallel.forward_backward import ForwardBackwardRunner
 from meshwright.run.parallel.microbatch import Microbatch
 from meshwright.run.parallel.sharded_model import ShardedModel
@@ -199,5 +199,5 @@ def _keep(found: Tensor, folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Replicas all have the same, and write it at the same time.
     own = folder / f".{CACHE_FILE}.{os.getpid()}"
-    save_file({"logprobs": found.cpu()}, own, metadata={"of": name})
+    write_safetensors({"logprobs": found.cpu()}, own, metadata={"of": name})
     own.replace(folder / CACHE_FILE)

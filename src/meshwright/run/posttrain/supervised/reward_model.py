@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.attention.packed_sequences import PackedSequences
 from meshwright.run.nn.decoder import BatchLoss, Decoder
+from meshwright.run.nn.huggingface.safetensors_writer import write_safetensors
 from meshwright.run.nn.sharding.shard_spec import ShardSpec
 from meshwright.run.parallel.sharded_model import ShardedModel
 from meshwright.run.posttrain.data.prepared_dataset import PreparedDataset
@@ -141,7 +142,7 @@ class RewardObjective(HiddenStateObjective):
 def save_reward_head(head: Tensor, folder: Path) -> None:
     """Write a head beside the weights it belongs to."""
     weight = {HEAD_WEIGHT: head.detach().cpu().contiguous()}
-    save_file(weight, folder / f".{HEAD_FILE}")
+    write_safetensors(weight, folder / f".{HEAD_FILE}")
     (folder / f".{HEAD_FILE}").replace(folder / HEAD_FILE)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, MissingDependency, Problem
 from meshwright.run.serve.sampling_params import StructuredOutputsParams
+from meshwright.spec.name_suggestions import format_suggestion
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -148,6 +149,9 @@ def _source(grammar: StructuredOutputsParams) -> str:
         raise _refused(grammar, _in_short(str(error))) from None
 
 
+_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
 def _parsed(grammar: StructuredOutputsParams) -> Any:
     try:
         return json.loads(grammar.text)
@@ -157,12 +161,20 @@ def _parsed(grammar: StructuredOutputsParams) -> Any:
 
 def _refused(grammar: StructuredOutputsParams, why: str, fix: str = "") -> InputError:
     fixes = {
-        "json_schema": "leave out what the schema need not say",
+        "json_schema": _fix_schema(why),
         "regex": "use the syntax of Rust's regex, without look-around and back references",
         "grammar": "use Lark's syntax or llama.cpp's GBNF",
         "choice": 'use ["yes", "no"], say',
     }
     return InputError([Problem(grammar.kind, why, fix or fixes.get(grammar.kind, ""))])
+
+
+def _fix_schema(why: str) -> str:
+    """Say what mends a schema: the nearest type, or the keyword that is named left out."""
+    what, _, name = why.partition(": ")
+    if what == "Invalid type":
+        return format_suggestion(name.strip(" \"'"), _JSON_TYPES)
+    return "correct the schema there, or leave out the keyword that is not supported"
 
 
 def _in_short(text: str) -> str:

@@ -16,6 +16,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.train.data.batch import BatchBuffers, TrainBatch, assemble_batch, lay_out_spans
 from meshwright.run.train.data.blend import Blend, BlendSlice
 from meshwright.run.train.data.corpus.corpus import Ints, Tokens
+from meshwright.run.train.data.corpus.corpus_verification import CorpusVerification
 from meshwright.run.train.data.corpus.vocabulary import Vocabulary
 from meshwright.run.train.data.fingerprint import compute_fingerprint
 from meshwright.run.train.data.packing.sequence_packing import TokenSpans
@@ -68,7 +69,10 @@ class BatchDataset:
         fingerprint_of: str = "",
         ahead: int = 4,
         workers: int = 1,
+        verification: CorpusVerification | None = None,
     ) -> None:
+        self.verification = verification
+        """What reads the files beside training; None where that is not asked for."""
         self.streams = tuple(streams)
         self.blend = blend
         self.shape = shape
@@ -111,6 +115,8 @@ class BatchDataset:
 
     def get_batch(self, step: int, into: BatchBuffers | None = None) -> TrainBatch:
         """Return the batch of a step, in main memory; the same whenever it is asked."""
+        if self.verification is not None:
+            self.verification.raise_damage()
         batch, length = self.shape.local_batch, self.shape.sequence_length
         first = step * self.shape.global_batch + self.shape.dp_rank * batch
         drawn = self.blend.select_sources(np.arange(first, first + batch))

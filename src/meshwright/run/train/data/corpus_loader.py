@@ -53,8 +53,15 @@ def _no_corpus(path: str) -> Problem:
     if partial.exists():
         what = "tokenization is incomplete"
         return Problem(path, what, "run the same mw data tokenize again: it goes on from there")
+    if _is_named_like_text(place):
+        return Problem(path, "there is no such file", "check the path of the text")
     what = "there is no such folder of shards, nor .bin and .idx files"
     return Problem(path, what, "name what mw data tokenize wrote")
+
+
+def _is_named_like_text(place: Path) -> bool:
+    name = place.name.removesuffix(".gz").removesuffix(".zst")
+    return Path(name).suffix in (".jsonl", ".json", ".txt", ".md", ".parquet")
 
 
 def find_source_problems(settings: DataConfig) -> list[Problem]:

@@ -49,6 +49,8 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Steps made ready in the background."""
     num_workers: int = 1
     """Threads that make them."""
+    verify_checksums: bool = True
+    """Read all files once, before or beside training, and stop where bytes have changed."""
 
     def __post_init__(self) -> None:
         bounds = FieldChecker()

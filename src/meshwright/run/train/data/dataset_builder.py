@@ -8,6 +8,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.train.data.batch_dataset import BatchDataset, BatchShape
 from meshwright.run.train.data.blend import Blend
 from meshwright.run.train.data.corpus.corpus import Corpus
+from meshwright.run.train.data.corpus.corpus_verification import CorpusVerification, list_checks
 from meshwright.run.train.data.corpus.vocabulary import Vocabulary
 from meshwright.run.train.data.corpus_loader import get_packing_cache_folder, open_source
 from meshwright.run.train.data.data_config import DataConfig, normalize_sources
@@ -28,12 +29,14 @@ def build_dataset(
     world: int = 1,
     split: SplitName = "train",
     vocabulary_size: int | None = None,
+    verify: bool | None = None,
 ) -> BatchDataset:
     """Open the data of a run: `batches.get_batch(step)`, or `batches.iterate(from_step)`.
 
     `rank` and `world` count the data-parallel replicas. `vocabulary_size` is the model's; with it,
     tokens that the model does not know are refused. The order of held-out text does not depend on
-    the seed.
+    the seed. `verify` compares files with their checksums: as the settings say, but not again for
+    text that is held out of what is trained on.
     """
     held = split == "validation"
     if held and not settings.validation_fraction and not settings.validation_sources:
@@ -44,6 +47,16 @@ def build_dataset(
     sources = normalize_sources(settings.validation_sources if own else settings.sources)
     corpora = [open_source(source.path, settings) for source in sources]
     vocabulary = _one_vocabulary(corpora, vocabulary_size)
+    if verify is None:
+        verify = settings.verify_checksums and bool(own or not held)
+    verification = None
+    if verify:
+        verification = CorpusVerification(
+            list_checks([corpus.checks for corpus in corpora]),
+            cache_folder=get_packing_cache_folder(sources[0].path, settings),
+            rank=rank,
+            world=world,
+        )
     share = 0.0 if own else settings.validation_fraction
     shape = BatchShape(
         training.sequence_length, training.global_batch, training.packing, rank, world
@@ -73,6 +86,7 @@ def build_dataset(
         fingerprint_of=msgspec.json.encode(order).decode(),
         ahead=settings.prefetch_steps,
         workers=settings.num_workers,
+        verification=verification,
     )
 
 

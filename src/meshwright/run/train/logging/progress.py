@@ -42,6 +42,9 @@ def open_progress(
         kind = "bar" if watched else "lines"
     if kind == "none" or os.environ.get("MESHWRIGHT_NO_PROGRESS"):
         return None
+    if begun_at and (steps is None or begun_at < steps):
+        of_all = "" if steps is None else f" of {steps:,}"
+        print(f"resumes after step {begun_at:,}{of_all}", file=stream, flush=True)
     if kind == "lines":
         return ProgressPrinter(steps, begun_at, stream, every_s=settings.log_interval_s)
     from rich.console import Console

@@ -103,7 +103,11 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         bounds = FieldChecker()
         bounds.mark_unreadable(betas=self.betas, groups=self.groups, grad_scaler=self.grad_scaler)
-        bounds.positive(lr=self.lr, eps=self.eps, clip_grad=self.clip_grad, muon_lr=self.muon_lr)
+        bounds.positive(eps=self.eps, clip_grad=self.clip_grad)
+        for name, usual in (("lr", "3e-4"), ("muon_lr", "0.02")):
+            if not _is_rate(rate := getattr(self, name)):
+                what = f"{rate!r} is not a finite number above 0"
+                bounds.add(name, what, f"use a learning rate such as {usual}")
         bounds.not_negative(weight_decay=self.weight_decay)
         bounds.count(least=0, warmup_steps=self.warmup_steps)
         bounds.count(muon_ns_steps=self.muon_ns_steps)
@@ -120,3 +124,12 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name, value in kept:
             bounds.problems += check_number(name, value, 0.0, MAX_DECAY)
         bounds.raise_problems()
+
+
+def _is_rate(value: object) -> bool:
+    """Say whether a learning rate can be one; None leaves it to another field."""
+    if value is None:
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= 1e300

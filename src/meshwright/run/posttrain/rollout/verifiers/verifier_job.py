@@ -1,12 +1,15 @@
 """`VerifierJob` and `VerifierLimits`: what is to be judged, and what judging may take."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from meshwright.errors import MeshwrightError
 from meshwright.spec.field_checks import FieldChecker
 
+IsolationLevel = Literal["strict", "best-effort", "none"]
+ISOLATION_LEVELS = get_args(IsolationLevel)
 _MIB = 1 << 20
 
 
@@ -40,7 +43,14 @@ class VerifierLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     output_bytes: int = 1 * _MIB
     """Of an answer with its reason, and of each file that is written."""
     processes: bool = False
-    """Whether it may start processes and threads. The system does not hold root to this."""
+    """Whether it may start processes and threads."""
+    network: bool = False
+    """Whether it may use the network. Programs that a model wrote never may."""
+    writable_paths: tuple[str, ...] = ()
+    """Files and folders beside its own that it may write. Programs may write their folder only."""
+    isolation: IsolationLevel = "best-effort"
+    """How processes are isolated: as far as this kernel allows, or not at all; `strict` refuses to
+    run where something stays unprotected."""
     checks_per_process: int = 0
     """Start anew after so many; 1 for verifiers that run what a model wrote, 0 never."""
     retries: int = 2
@@ -50,5 +60,9 @@ class VerifierLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds = FieldChecker()
         bounds.positive(deadline_s=self.deadline_s, start_s=self.start_s)
         bounds.count(1, memory_bytes=self.memory_bytes, output_bytes=self.output_bytes)
+        bounds.one_of("isolation", self.isolation, ISOLATION_LEVELS)
+        for path in self.writable_paths:
+            if not Path(path).exists():
+                bounds.add("writable_paths", f"there is no {path}", "create it")
         bounds.count(0, checks_per_process=self.checks_per_process, retries=self.retries)
         bounds.raise_problems()

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.rollout.reward_component import RewardComponent, VerifierOutcome
-from meshwright.run.posttrain.rollout.verifiers.child_main import MAX_REWARD
+from meshwright.run.posttrain.rollout.verifiers.verdict import MAX_REWARD
 from meshwright.run.posttrain.rollout.verifiers.verifier_job import (
     VerifierJob,
     VerifierLimits,
@@ -81,8 +81,8 @@ class VerifierPool:
         first = VerifierProcess(self._verifiers, self.limits)
         self.fingerprints = dict(first.digests)
         """Of each verifier's module."""
-        self.unsupported_limits = first.unsupported_limits
-        """Limits that this system does not let a process set."""
+        self.sandbox_status = first.status
+        """What isolates the processes."""
         self._workers, self._waiting, self._numbers = workers, deque[_Work](), count()
         self._changed, self._closed = threading.Condition(), False
         self._counts: Counter[tuple[str, VerifierOutcome]] = Counter()
@@ -228,6 +228,8 @@ class VerifierPool:
             if isinstance(answer, VerifierReply) and answer.number != work.number:
                 # Only a verifier that writes to the socket itself can bring this about.
                 answer = ChildExit("output", "it answered a check that it was not asked")
+            if isinstance(answer, VerifierReply) and self._dies_again(work.check, answer):
+                answer = ChildExit("died", answer.reason)
             if isinstance(answer, VerifierReply):
                 self._settle(work, answer.outcome, answer.value, answer.reason, answer.took_s)
                 batch.popleft()
@@ -243,8 +245,12 @@ class VerifierPool:
                 self._fail(work, answer, process.pid)
                 batch.popleft()
             return False
-        most = self.limits.checks_per_process
-        return not most or process.completed_jobs < most
+        return True
+
+    @staticmethod
+    def _dies_again(check: VerifierJob, answer: VerifierReply) -> bool:
+        """Say whether another process tries what one died of; a program has had its chance."""
+        return answer.outcome == "died" and not check.is_final
 
     def _fail(self, work: _Work, gone: ChildExit, pid: int) -> None:
         verifier, deadline_s = work.check.verifier, self.limits.deadline_s

@@ -1,8 +1,8 @@
-"""`VerifierProcess`: one bounded child that judges, seen from the process that asks it.
+"""`VerifierProcess`: the processes that judge, seen from the process that asks them.
 
-The child has none of this process's environment variables, files or working folder, no shell, and a
-session of its own, so that it can be ended with whatever it started. These are bounds against
-verifiers that hang, leak or flood. They are no sandbox: files that this user may read it can read.
+They have none of this process's environment variables, files or working folder, and are isolated by
+what `sandbox` finds on this kernel: `status` says what that is. Where nothing there keeps them from
+reading this process's memory and environment, this process forbids it.
 """
 
 import contextlib
@@ -20,8 +20,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.run.posttrain.rollout.reward_component import VerifierOutcome
 from meshwright.run.posttrain.rollout.verifiers import child_main
+from meshwright.run.posttrain.rollout.verifiers.frames import HEADER, encode_frame
+from meshwright.run.posttrain.rollout.verifiers.sandbox.privileges import forbid_inspection
+from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import (
+    SandboxConfig,
+    SandboxStatus,
+)
 from meshwright.run.posttrain.rollout.verifiers.verifier_job import (
     VerifierLimits,
     VerifierStartError,
@@ -30,6 +37,9 @@ from meshwright.run.posttrain.rollout.verifiers.verifier_job import (
 _CHILD = str(Path(child_main.__file__).resolve())
 # Only the library on the path, no start-up code of users or packages, no files beside modules.
 _COMMAND = [sys.executable, "-P", "-s", "-S", "-B", _CHILD]
+_LAYERS = SandboxConfig._field_defaults["layers"]
+_PROGRAM_GRACE_S = 0.5
+"""Programs are ended at their deadline by the process that watches them, which then answers."""
 END_S = 5.0
 """How long a process that was killed, or is heard no more, may take to be gone."""
 
@@ -38,7 +48,7 @@ class VerifierReply(msgspec.Struct, frozen=True):
     """What the child says of one check."""
 
     number: int
-    outcome: Literal["ok", "memory", "output", "error"]
+    outcome: VerifierOutcome
     value: float
     reason: str
     took_s: float
@@ -53,8 +63,9 @@ class ChildExit(NamedTuple):
 
 class _Ready(msgspec.Struct, frozen=True):
     digests: dict[str, str]
-    refused: list[str]
+    status: SandboxStatus
     fault: str
+    runs_programs: bool
 
 
 class VerifierProcess:
@@ -62,7 +73,12 @@ class VerifierProcess:
 
     def __init__(self, verifiers: Sequence[str], limits: VerifierLimits) -> None:
         """Start it and let it load the verifiers, within the limits."""
-        self._limits, self._buffer, self.completed_jobs = limits, bytearray(), 0
+        self._limits, self._buffer = limits, bytearray()
+        self.digests: dict[str, str] = {}
+        """Of the verifiers' modules."""
+        self.status = SandboxStatus((), {})
+        """What isolates it."""
+        self._patience_s = limits.deadline_s
         with contextlib.ExitStack() as undo:
             try:
                 # What a verifier started may still write there when it is cleared away.
@@ -88,7 +104,7 @@ class VerifierProcess:
                 ) from error
             undo.pop_all()
         try:
-            self.digests, self.unsupported_limits = self._load(verifiers)
+            self._load(verifiers)
         except BaseException:
             self.stop()
             raise
@@ -102,46 +118,51 @@ class VerifierProcess:
         """Give it checks, each with its number; `read_reply` gets the answers, in their order."""
         with contextlib.suppress(OSError):  # a child that is gone is seen by who waits for it
             self._socket.settimeout(self._limits.deadline_s)
-            self._socket.sendall(child_main.encode_frame(jobs))
+            self._socket.sendall(encode_frame(jobs))
 
     def read_reply(self) -> VerifierReply | ChildExit:
         """Wait for the answer to the next check, at most until its deadline."""
-        body = self._frame(self._limits.deadline_s)
+        body = self._frame(self._patience_s)
         if isinstance(body, ChildExit):
             return body
         try:
             answer = msgspec.json.decode(body, type=VerifierReply)
         except msgspec.DecodeError as error:
             return ChildExit("output", f"it answered what cannot be read: {error}")
-        self.completed_jobs += 1
         return answer
 
     def kill(self) -> None:
-        """Kill it with all it started, from any thread; who waits for its reply hears of it."""
+        """End it with all it started, from any thread; who waits for its reply hears of it."""
         if self._process.returncode is None:  # else its number may be another's by now
             with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def stop(self) -> None:
         """Kill it, and clear away; it keeps nothing that would be lost."""
         self.kill()
-        # One that is stuck in the system ends when the system lets it; nobody waits for that.
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            # One that is stuck in the system ends when the system lets it; nobody waits for that.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
         self._socket.close()
-        self._folder.cleanup()
+        with contextlib.suppress(RecursionError):  # a program may have nested folders
+            self._folder.cleanup()
 
-    def _load(self, verifiers: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _load(self, verifiers: Sequence[str]) -> None:
         limits, names = self._limits, ", ".join(verifiers)
         start = {
             **msgspec.structs.asdict(limits),
             "folder": self._folder.name,
-            "path": [str(Path(each).resolve()) for each in sys.path],
+            "layers": [] if limits.isolation == "none" else sorted(_LAYERS),
             "verifiers": list(verifiers),
         }
         with contextlib.suppress(OSError):
             self._socket.settimeout(limits.start_s)
-            self._socket.sendall(child_main.encode_frame(start))
+            self._socket.sendall(encode_frame(start))
         body = self._frame(limits.start_s)
         if isinstance(body, ChildExit):
             late = f"not loaded within {limits.start_s:g} s"
@@ -153,17 +174,25 @@ class VerifierProcess:
             name, _, fault = ready.fault.partition(": ")
             fix = "name it as module:function, at the top level of a module on the path"
             raise InputError([Problem(f"verifier {name}", f"cannot be loaded: {fault}", fix)])
-        return ready.digests, tuple(ready.refused)
+        self.digests, self.status = ready.digests, ready.status
+        if ready.runs_programs:
+            self._patience_s += _PROGRAM_GRACE_S
+        unprotected = self.status.find_unprotected()
+        if limits.isolation == "strict" and unprotected:
+            raise _describe_missing(self.status)
+        if limits.isolation != "none" and "secrets" in unprotected:
+            with contextlib.suppress(OSError):
+                forbid_inspection()
 
     def _frame(self, within_s: float) -> bytes | ChildExit:
         """Return the next frame that comes before the time is over."""
         until = time.monotonic() + within_s
-        # Beside the reason there are the names of fields and a few numbers.
-        most = self._limits.output_bytes + 4096
-        size = child_main.HEADER.size
+        # Beside the reason, as JSON escapes it, there are the names of fields and a few numbers.
+        most = 6 * self._limits.output_bytes + 4096
+        size = HEADER.size
         while True:
             if len(self._buffer) >= size:
-                (length,) = child_main.HEADER.unpack_from(self._buffer)
+                (length,) = HEADER.unpack_from(self._buffer)
                 if length > most:
                     return ChildExit("output", f"it answered {length:,} bytes, {most:,} are read")
                 if len(self._buffer) >= size + length:
@@ -206,10 +235,22 @@ def require_json_payload(job: dict[str, Any]) -> None:
         raise InputError([Problem("job", f"JSON cannot carry it: {error}", fix)]) from error
 
 
+def _describe_missing(status: SandboxStatus) -> MissingDependency:
+    """Say what `strict` misses."""
+    missing = "; ".join(f"{name}: {why}" for name, why in sorted(status.missing.items()))
+    what = (
+        f"isolation = 'strict' is asked for, and nothing on this system protects "
+        f"{', '.join(status.find_unprotected())} ({missing or 'it is not Linux'})"
+    )
+    fix = "run on Linux 5.13 or newer with Landlock and seccomp, or use isolation = 'best-effort'"
+    return MissingDependency(what, fix)
+
+
 def _environment(folder: str) -> dict[str, str]:
     """Return all that the child is told: nothing of ours, which may hold keys."""
     return {
         "HOME": folder,
+        "MESHWRIGHT_VERIFIER_PATH": json.dumps([str(Path(each).resolve()) for each in sys.path]),
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "PATH": "/usr/bin:/bin",

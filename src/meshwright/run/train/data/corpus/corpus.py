@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.run.train.data.corpus.corpus_verification import CorpusCheck
 from meshwright.run.train.data.corpus.vocabulary import Vocabulary
 
 Ints = NDArray[np.int64]
@@ -43,6 +44,8 @@ class Corpus:
     """What the ids mean, where the files say it."""
     text_bytes: int = 0
     """UTF-8 bytes of the text it was made from; 0 where the files do not say it."""
+    checks: tuple[CorpusCheck, ...] = ()
+    """What compares its files with their checksums."""
 
     def get_document_spans(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the number of the first token, and of tokens, of each document."""

@@ -15,6 +15,7 @@ sentences.
 
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.file_errors import convert_os_errors, require_parent_folder
+from meshwright.file_errors import convert_os_errors, make_parent_folder
 from meshwright.run.train.data.corpus.corpus import Corpus, Ints, Tokens
+from meshwright.run.train.data.corpus.corpus_verification import CorpusCheck
 from meshwright.run.train.data.corpus.token_shards import map_tokens
 from meshwright.run.train.data.fingerprint import compute_fingerprint
 
@@ -81,6 +83,9 @@ def open_megatron(path: Path) -> Corpus:
         array_offsets=np.zeros(1, np.int64),
         lookup_documents=spans,
         fingerprint=_fingerprint(pair),
+        checks=(
+            CorpusCheck(pair.documents.absolute(), "structure", partial(check_megatron, path)),
+        ),
     )
 
 
@@ -177,7 +182,7 @@ def write_megatron(corpus: Corpus, prefix: Path) -> MegatronFiles:
     pair = MegatronFiles(
         prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
     )
-    require_parent_folder(prefix)
+    make_parent_folder(prefix)
     for file in pair:
         if file.exists():
             raise InputError([Problem(str(file), "is there already", "choose another name")])

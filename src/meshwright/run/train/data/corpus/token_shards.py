@@ -12,7 +12,8 @@ All numbers are little-endian and files have no header, so `numpy.memmap` reads 
 
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -21,8 +22,9 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.file_errors import convert_os_errors, require_parent_folder
+from meshwright.file_errors import convert_os_errors, make_parent_folder
 from meshwright.run.train.data.corpus.corpus import Corpus, Ints, Tokens
+from meshwright.run.train.data.corpus.corpus_verification import CorpusCheck
 from meshwright.run.train.data.corpus.vocabulary import Vocabulary
 from meshwright.run.train.data.fingerprint import compute_fingerprint
 
@@ -73,7 +75,7 @@ def is_token_shards(path: Path) -> bool:
 
 
 def open_token_shards(folder: Path) -> Corpus:
-    """Open a folder of token shards; check sizes. `check_token_shards` alone checks checksums."""
+    """Open a folder of token shards; check sizes. Its `checks` compare checksums."""
     index = read_index(folder)
     itemsize = np.dtype(index.dtype).itemsize
     problems = [
@@ -106,6 +108,7 @@ def open_token_shards(folder: Path) -> Corpus:
         fingerprint=compute_fingerprint(msgspec.json.encode(index)),
         vocabulary=index.vocabulary,
         text_bytes=index.text_bytes,
+        checks=tuple(_list_checks(folder, index)),
     )
 
 
@@ -125,7 +128,7 @@ def write_token_shards(
     """Write documents that are tokens already; the folder appears whole or not at all."""
     if folder.exists():
         raise InputError([Problem(str(folder), "is there already", "choose another name")])
-    require_parent_folder(folder)
+    make_parent_folder(folder)
     work = folder.with_name(f"{folder.name}.partial")
     dtype = np.dtype(vocabulary.dtype).newbyteorder("<")
     lengths = [0]
@@ -181,14 +184,22 @@ def read_index(folder: Path) -> TokenShardIndex:
 
 def check_token_shards(folder: Path) -> list[Problem]:
     """Read every byte and return which files do not hold what was written."""
-    index = read_index(folder)
+    checks = _list_checks(folder, read_index(folder))
+    return [problem for check in checks for problem in check.find_problems()]
+
+
+def _list_checks(folder: Path, index: TokenShardIndex) -> Iterator[CorpusCheck]:
     expected = {DOCUMENTS_FILE: index.documents_crc32}
     expected |= {shard.file: shard.crc32 for shard in index.shards}
-    return [
-        Problem(str(folder / name), "its bytes have changed (CRC-32)", "tokenize the text again")
-        for name, crc32 in expected.items()
-        if compute_file_crc32(folder / name) != crc32
-    ]
+    for name, crc32 in expected.items():
+        file = (folder / name).absolute()
+        yield CorpusCheck(file, f"{crc32:08x}", partial(_find_changes, folder / name, crc32))
+
+
+def _find_changes(file: Path, crc32: int) -> list[Problem]:
+    if compute_file_crc32(file) == crc32:
+        return []
+    return [Problem(str(file), "its bytes have changed (CRC-32)", "tokenize the text again")]
 
 
 def compute_file_crc32(file: Path) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError, Problem
-from meshwright.file_errors import convert_os_errors
+from meshwright.file_errors import convert_os_errors, make_parent_folder
 from meshwright.run.train.data.corpus.vocabulary import BOS_TOKEN, EOS_TOKEN, PAD_TOKEN
 from meshwright.run.train.data.tokenization.tokenizer import import_tokenizers
 
@@ -59,6 +59,7 @@ def _some(texts: Iterable[str]) -> Iterator[str]:
 
 def save_tokenizer(description: str, file: Path) -> None:
     """Write a tokenizer's JSON; the file appears whole or not at all."""
+    make_parent_folder(file)
     with convert_os_errors(file, "write"):
         partial = file.with_name(f"{file.name}.partial")
         partial.write_text(description, encoding="utf-8")

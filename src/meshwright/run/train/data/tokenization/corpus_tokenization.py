@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import InputError, Problem
-from meshwright.file_errors import convert_os_errors, fsync_folder, require_parent_folder
+from meshwright.file_errors import convert_os_errors, fsync_folder, make_parent_folder
 from meshwright.run.train.data.corpus.corpus import Ints
 from meshwright.run.train.data.corpus.megatron_dataset import MegatronFiles, write_megatron
 from meshwright.run.train.data.corpus.token_shards import (
@@ -88,7 +88,10 @@ def tokenize_files(
     if out.exists():
         what = "is there already"
         raise InputError([Problem(str(out), what, "remove it, or choose another name")])
-    require_parent_folder(out)
+    if not out.absolute().parent.exists():
+        # A source that is not there is refused before any folder is made.
+        list_files([Path(path) for path in paths if not is_builtin(path)])
+        make_parent_folder(out)
     work = out.with_name(f"{out.name}.partial")
     plan = _resume_or_begin(paths, work, tokenizer, field=field, skip_damaged=skip_damaged)
     sizes = [sum(one.size_bytes for one in part) for part in plan.shards]
