@@ -72,7 +72,7 @@ def read_through_cache(
         entry = None
     if cache is None or entry is None:
         return read()
-    known = _load(entry)
+    known = load_entry(entry)
     if known is not None:
         return known
     timeline = read()
@@ -101,7 +101,8 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def _load(entry: Path) -> Timeline | None:
+def load_entry(entry: Path) -> Timeline | None:
+    """Return the timeline of a cache file; None where there is none, or one that is damaged."""
     try:
         file = pa.memory_map(str(entry))
         tables = [pa.ipc.open_stream(file).read_all() for _ in range(2)]
