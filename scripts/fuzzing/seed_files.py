@@ -102,7 +102,7 @@ def make_gguf(folder: Path) -> Iterator[bytes]:
     """A small decoder with each kind of vocabulary."""
     for kind in ("gpt2", "llama"):
         path = folder / f"{kind}.gguf"
-        write_small_gguf(path, kind)
+        write_small_gguf(path, kind, "F32" if kind == "gpt2" else "Q8_0")
         yield path.read_bytes()
 
 
@@ -112,8 +112,8 @@ def write_small_gguf(path: Path, kind: str = "gpt2", dtype: str = "F32", **facts
 
     writer = gguf.GGUFWriter(path, "llama")
     for add, value in (
-        (writer.add_context_length, 64), (writer.add_embedding_length, 32),
-        (writer.add_block_count, 1), (writer.add_feed_forward_length, 32),
+        (writer.add_context_length, 64), (writer.add_embedding_length, 8),
+        (writer.add_block_count, 1), (writer.add_feed_forward_length, 8),
         (writer.add_head_count, 2), (writer.add_head_count_kv, 1),
         (writer.add_vocab_size, 8),
     ):  # fmt: skip
@@ -135,14 +135,14 @@ def write_small_gguf(path: Path, kind: str = "gpt2", dtype: str = "F32", **facts
     for key, value in facts.items():
         writer.add_string(key.replace("__", "."), value)
     shapes = {
-        "token_embd": (8, 32), "output_norm": (32,), "blk.0.attn_norm": (32,),
-        "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32),
-        "blk.0.attn_output": (32, 32), "blk.0.ffn_norm": (32,), "blk.0.ffn_gate": (32, 32),
-        "blk.0.ffn_up": (32, 32), "blk.0.ffn_down": (32, 32),
+        "token_embd": (8, 8), "output_norm": (8,), "blk.0.attn_norm": (8,),
+        "blk.0.attn_q": (8, 8), "blk.0.attn_k": (4, 8), "blk.0.attn_v": (4, 8),
+        "blk.0.attn_output": (8, 8), "blk.0.ffn_norm": (8,), "blk.0.ffn_gate": (8, 8),
+        "blk.0.ffn_up": (8, 8), "blk.0.ffn_down": (8, 8),
     }  # fmt: skip
     quantised = gguf.GGMLQuantizationType[dtype]
     for name, shape in shapes.items():
-        numbers = np.ones(shape, np.float32)
+        numbers = np.ones(shape if dtype == "F32" else (*shape[:-1], 32), np.float32)
         if dtype == "F32" or len(shape) == 1:
             writer.add_tensor(f"{name}.weight", numbers)
         else:
