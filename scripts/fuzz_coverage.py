@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -107,10 +108,11 @@ def replay(name: str, path: Path) -> int:
 
     from meshwright.errors import MeshwrightError
 
-    try:
-        import_module(TARGETS[name].module).READERS[name](path)
-    except MeshwrightError as error:
-        print(f"{type(error).__name__}: {error}")
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:  # readers write beside the file
+        try:
+            import_module(TARGETS[name].module).READERS[name](Path(shutil.copy(path, folder)))
+        except MeshwrightError as error:
+            print(f"{type(error).__name__}: {error}")
     return 0
 
 
