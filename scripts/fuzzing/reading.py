@@ -167,7 +167,18 @@ def _run_command(words: list[str], rng: random.Random) -> None:
 
 
 def _through(load: Callable[[], Timeline], rng: random.Random) -> None:
-    """Check what was read by the rules of a timeline, also what a damaged file still gave."""
+    """Check what was read, also what a damaged file still gave, and analyse some of it."""
+    found, fault = check_timeline(load)
+    if rng.random() < _ANALYSED:
+        for analysis in ANALYSES:
+            with suppress(InputError):  # an analysis may say what it lacks
+                analysis(found)
+    if fault is not None:
+        raise fault
+
+
+def check_timeline(load: Callable[[], Timeline]) -> tuple[Timeline, InputError | None]:
+    """Read a timeline, or what a damaged file still gives, and check it by a timeline's rules."""
     fault: InputError | None = None
     try:
         found = load()
@@ -180,9 +191,4 @@ def _through(load: Callable[[], Timeline], rng: random.Random) -> None:
         raise AssertionError("columns that no timeline has")
     counters = {name: found.counters.column(name) for name in found.counters.column_names}
     Timeline.from_columns(given, counters, source=found.source)
-    if rng.random() < _ANALYSED:
-        for analysis in ANALYSES:
-            with suppress(InputError):  # an analysis may say what it lacks
-                analysis(found)
-    if fault is not None:
-        raise fault
+    return found, fault

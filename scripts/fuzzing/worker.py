@@ -84,7 +84,7 @@ class Maker:
             found += pieces_of_real_files(shared, folder)
         self.inputs: dict[str, list[Input]] = {}
         for each in found:
-            self.inputs.setdefault(each.reader, []).append(_filled(each))
+            self.inputs.setdefault(each.reader, []).append(fill_input(each))
         self.inputs["kineto gz"] = self.inputs["kineto"]
         self.inputs["any"] = self.inputs["folder"] = [
             each for those in self.inputs.values() for each in those[:3]
@@ -126,7 +126,8 @@ class Maker:
         return as_pickle(value, rng)
 
 
-def _filled(given: Input) -> Input:
+def fill_input(given: Input) -> Input:
+    """Write the bytes of an input that is made of a value."""
     if given.data:
         return given
     rng = random.Random(0)

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MeshwrightError, Problem
 
 _NO_SPACE = "free some space there, or choose another place"
 _NO_PERMISSION = "get the permission for it, or choose another place"
+_LONGEST = 200
+"""Most characters of a library's own words."""
 _FIXES = {
     errno.ENOENT: "give the path of something that is there",
     errno.EACCES: _NO_PERMISSION,
@@ -43,6 +45,24 @@ def convert_os_errors(path: Path, action: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError([describe_os_error(error, path, action)]) from error
+
+
+@contextmanager
+def convert_library_errors(where: str, what: str, fix: str) -> Iterator[None]:
+    """Turn whatever a parsing library raises of a file into an `InputError`.
+
+    For libraries that raise bare exceptions. One written in Rust panics at some files; PyO3 raises
+    that as a `BaseException`, which would pass every `except Exception` and end a server's thread.
+    """
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise InputError([Problem(where, f"{what}: {text[:_LONGEST]}", fix)]) from error
 
 
 def make_parent_folder(path: Path) -> None:

@@ -1,15 +1,21 @@
 """Spec values in files: TOML, JSON and YAML, told apart by the file's ending."""
 
 import json
+import re
 import tomllib
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.serialization import decode, encode
+from meshwright.spec.serialization import decode, encode, format_value
 
+_MERGE = "tag:yaml.org,2002:merge"
+MAX_KEY_PARTS = 100
+"""A TOML key of more parts, `a.b.c`, is taken for a mistake."""
 V = TypeVar("V", bound=msgspec.Struct)
 
 FORMATS = (".toml", ".json", ".yaml", ".yml")
@@ -55,9 +61,10 @@ def parse(text: str, ending: str, where: str) -> object:
     """Parse text in one of the known formats."""
     try:
         if ending == ".toml":
+            _refuse_long_keys(text, where)
             return tomllib.loads(text)
         if ending == ".json":
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=partial(_object, where))
         return _parse_yaml(text, where)
     except RecursionError:
         raise InputError([Problem(where, "is nested too deeply", "write it flatter")]) from None
@@ -71,6 +78,30 @@ def parse(text: str, ending: str, where: str) -> object:
         what = f"is not valid {kind}: {' '.join(str(error).split())}"
         fix = f"mend that place, or change the ending if the file is not {kind}"
         raise InputError([Problem(where, what, fix)]) from None
+
+
+def _refuse_long_keys(text: str, where: str) -> None:
+    """Refuse a TOML key of many parts: the time and memory it takes grow with their square."""
+    found = _LONG_KEY.search(text)
+    if found is not None:
+        line = text.count("\n", 0, found.start()) + 1
+        what = f"line {line} has a key of more than {MAX_KEY_PARTS} parts"
+        raise InputError([Problem(where, what, "write it flatter")])
+
+
+_KEY_PART = r"""(?:(?<![\w-])[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*+\.[ \t]*+{_KEY_PART}){{{MAX_KEY_PARTS}}}")
+
+
+def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object; one that stands there twice must have one value."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        for name, value in pairs:
+            if value != fields[name]:
+                what = f"has {format_value(name)} twice, with different values"
+                raise InputError([Problem(where, what, "keep one of them")])
+    return fields
 
 
 def _parse_yaml(text: str, where: str) -> object:
@@ -95,6 +126,7 @@ def _size(node: Any, sizes: dict[int, int], where: str) -> int:
     if key not in sizes:
         sizes[key] = 0
         inner = node.value if isinstance(node.value, list) else []
+        _refuse_repeated_keys(inner, where)
         # A mapping holds pairs of nodes, a sequence nodes.
         parts = [part for item in inner for part in (item if type(item) is tuple else (item,))]
         sizes[key] = 1 + sum(_size(part, sizes, where) for part in parts)
@@ -105,6 +137,19 @@ def _size(node: Any, sizes: dict[int, int], where: str) -> int:
         what = f"line {node.start_mark.line + 1} holds itself through an alias"
         raise InputError([Problem(where, what, "write the inner part out, without the alias")])
     return sizes[key]
+
+
+def _refuse_repeated_keys(pairs: list[Any], where: str) -> None:
+    """Refuse a YAML mapping that has a key twice, as YAML does; PyYAML takes the last value."""
+    counts = Counter(
+        (key.tag, key.value)
+        for key, _ in (item for item in pairs if type(item) is tuple)
+        if isinstance(key.value, str) and key.tag != _MERGE
+    )
+    twice = next((value for (_, value), count in counts.items() if count > 1), None)
+    if twice is not None:
+        what = f"has {format_value(twice)} twice in one table"
+        raise InputError([Problem(where, what, "keep one of them")])
 
 
 def dump(value: msgspec.Struct, ending: str = ".toml") -> str:

@@ -8,12 +8,16 @@ from meshwright.errors import Problem
 
 MIN_SIMILARITY = 0.65
 """Known names less similar than this are not suggested: a wrong hint is worse than none."""
+_LONGEST_NAME = 200
+"""A longer text is close to no name."""
 MAX_LISTED_NAMES = 20
 """So many known names are listed in full."""
 
 
 def find_closest_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known names closest to `name`, best first."""
+    if len(name) > _LONGEST_NAME:
+        return []
     wanted = name.lower()
     scored = [(_likeness(wanted, candidate.lower()), candidate) for candidate in known]
     close = sorted((-score, candidate) for score, candidate in scored if score >= MIN_SIMILARITY)

@@ -26,6 +26,10 @@ from meshwright.spec.units import (
 )
 
 T = TypeVar("T")
+_MOST_UNKNOWN = 50
+"""Unknown fields of one table that are named; finding the nearest known name takes its time."""
+_MOST_FAULTY = 200
+"""Problems of one list, after which its other items are left alone."""
 
 
 class UnreadableValue:
@@ -160,6 +164,7 @@ def _fields_of(
     fields = _fields(kind)
     config = kind.__struct_config__
     values: dict[str, object] = {}
+    unknown = 0
     for key, item in data.items():
         field = fields.get(key) if isinstance(key, str) else None
         if field is not None:
@@ -167,12 +172,18 @@ def _fields_of(
             value = _value(field.type, item, _join(where, key), problems)
             values[field.name] = value if len(problems) == before else UNREADABLE
         elif key != config.tag_field or item != config.tag:
+            unknown += 1
+            if unknown > _MOST_UNKNOWN:
+                continue
             place = _join(where, format_value(key).strip("'"))
             what = f"{kind.__name__} has no field {format_value(key)}"
             problems.append(Problem(place, what, format_suggestion(key, fields)))
             # Its default must not stand in for the field that was meant.
             for meant in find_closest_names(key, fields, 1) if isinstance(key, str) else ():
                 values.setdefault(fields[meant].name, UNREADABLE)
+    if unknown > _MOST_UNKNOWN:
+        what = f"has {unknown - _MOST_UNKNOWN:,} more fields that {kind.__name__} does not know"
+        problems.append(Problem(_join(where, ""), what, "give a file of another kind"))
     for name, field in fields.items():
         if field.required and name not in data:
             values.setdefault(field.name, UNREADABLE)
@@ -210,10 +221,15 @@ def _tuple(items: tuple[Any, ...], data: object, where: str, problems: list[Prob
             Problem(where, f"{format_value(data)} has {len(data)} items", f"give {len(items)}")
         )
         return UNREADABLE
-    return tuple(
-        _value(kind, item, f"{where}[{index}]", problems)
-        for index, (kind, item) in enumerate(zip(kinds, data, strict=True))
-    )
+    values = []
+    last = len(problems) + _MOST_FAULTY
+    for index, (kind, item) in enumerate(zip(kinds, data, strict=True)):
+        values.append(_value(kind, item, f"{where}[{index}]", problems))
+        if len(problems) > last:
+            what = f"the other {len(data) - index - 1:,} items are not looked at"
+            problems.append(Problem(where, what, "mend these first"))
+            break
+    return tuple(values)
 
 
 def _union(kinds: tuple[Any, ...], data: object, where: str, problems: list[Problem]) -> object:

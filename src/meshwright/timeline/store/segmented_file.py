@@ -30,10 +30,13 @@ from meshwright.errors import InputError, Problem
 from meshwright.file_errors import convert_os_errors
 from meshwright.timeline.store import parquet_footer
 from meshwright.timeline.store.parquet_footer import Fields, InvalidFooter
+from meshwright.timeline.store.parquet_footer_check import make_safe_footer
 
 MAGIC = b"PAR1"
 # In the footers of segments only: whoever finds it in the last footer holds an open or cut file.
 _UNFINISHED = b"meshwright.unfinished"
+_MOST_CHECKED_BYTES = 1 << 20
+"""A longer footer with a checksum of ours is left to Arrow as it is."""
 _ELSEWHERE = "write to another folder, or move the file away"
 
 
@@ -218,11 +221,15 @@ def open_parquet(path: Path, labels: list[str]) -> OpenedParquet:
     """
     why = "its last footer is missing or corrupt"
     try:
-        if parquet_footer.verify_checksum(_last_footer(path)) is not False:
-            metadata = pq.read_metadata(path)
+        footer = _last_footer(path)
+        is_ours = parquet_footer.verify_checksum(footer)
+        if is_ours is not False:
+            # A long recording has a long footer of ours, which would take its time.
+            trusted = is_ours and len(footer) > _MOST_CHECKED_BYTES
+            metadata = pq.read_metadata(path) if trusted else _metadata([_decode(footer)])
             if _UNFINISHED not in (metadata.metadata or {}):
                 return OpenedParquet(_open(path, metadata, labels), "")
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+    except (pa.ArrowException, InvalidFooter, UnicodeError, OSError) as error:
         why = str(error).strip().splitlines()[0][:160]
     found = scan_segments(path)
     if not found.footers:
@@ -239,6 +246,11 @@ def open_parquet(path: Path, labels: list[str]) -> OpenedParquet:
     kept = f"kept {metadata.num_rows:,} rows of {len(found.footers)} whole segments"
     fault = f"{story}; {kept}, {lost:,} bytes after them are lost"
     return OpenedParquet(_open(path, metadata, labels), fault)
+
+
+def _decode(footer: bytes) -> Fields:
+    """Read a footer without what Arrow may end the process over."""
+    return make_safe_footer(parquet_footer.decode_footer(footer))
 
 
 def _last_footer(path: Path) -> bytes:
@@ -343,7 +355,7 @@ def _segment_footer(data: mmap.mmap, at: int, begin: int) -> Fields | None:
     try:
         if not parquet_footer.verify_checksum(data[first : at - 4]):
             return None
-        fields = parquet_footer.decode_footer(data[first : at - 4])
+        fields = _decode(data[first : at - 4])
         lies_from, lies_to = parquet_footer.find_row_group_range(fields)
     except InvalidFooter:
         return None

@@ -7,6 +7,7 @@ import os
 import pickle
 import pickletools
 import struct
+import time
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile, InputError
-from meshwright.timeline.readers.safe_pickle import pickle_rewrite
+from meshwright.timeline.readers.safe_pickle import pickle_rewrite, safe_pickle
 from meshwright.timeline.readers.safe_pickle.pickle_rewrite import rewrite_pickle
 from meshwright.timeline.readers.safe_pickle.safe_pickle import load_safe_pickle, parse_pickle
 from tests.counted import instructions
+from tests.timeline.readers.probe_chains import integers_on_one_probe_chain
 
 _SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False)
     | st.text() | st.binary()
 )  # fmt: skip
-_KEYS = st.text() | st.integers(-(2**59), 2**59) | st.none()
+_KEYS = st.text() | st.integers(-1023, 1023) | st.none()
 _PLAIN = st.recursive(
     _SCALARS,
     lambda inner: st.lists(inner) | st.dictionaries(_KEYS, inner) | st.tuples(inner, inner),
@@ -184,8 +186,38 @@ def test_a_tuple_as_a_key_is_refused_because_its_hash_may_cost_without_bound() -
 
 
 def test_keys_made_to_collide_are_refused() -> None:
-    with pytest.raises(InputError, match="int is a key"):
+    with pytest.raises(InputError, match="large integer is a key"):
         parse_pickle(pickle.dumps({(2**61 - 1) * number: 0 for number in range(1, 50)}))
+
+
+@pytest.mark.parametrize("bits", [8, 12])
+def test_keys_that_probe_each_others_places_are_refused(bits: int) -> None:
+    keys = dict.fromkeys(integers_on_one_probe_chain(bits))
+    with pytest.raises(InputError, match="large integer is a key"):
+        parse_pickle(pickle.dumps(keys, 2))
+
+
+def test_where_a_large_file_takes_too_long_the_interpreter_reads_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = _large(b"}" + b"M\x00\x10Ns" + b"h\x00h\x00\x86")
+    assert parse_pickle(raw)[2:] == [{0x1000: None}, ["words", "words"]]
+    monkeypatch.setattr(safe_pickle, "_FREE_S", 0.0)
+    monkeypatch.setattr(safe_pickle, "_S_PER_BYTE", -1.0)
+    with pytest.raises(InputError, match="large integer is a key"):
+        parse_pickle(raw)
+
+
+@pytest.mark.slow
+def test_a_probe_chain_of_a_large_file_costs_a_bounded_time() -> None:
+    keys = integers_on_one_probe_chain(17)
+    raw = pickle.dumps(dict.fromkeys(keys), 2)
+    began = time.process_time()
+    dict.fromkeys(keys)
+    unbounded_s = time.process_time() - began
+    with pytest.raises(InputError, match="large integer is a key"):
+        parse_pickle(raw)
+    assert time.process_time() - began - unbounded_s < unbounded_s / 2
 
 
 def test_a_memo_that_begins_with_one_is_read() -> None:

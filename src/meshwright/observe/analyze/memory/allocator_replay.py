@@ -9,11 +9,13 @@ free block is cut where at least 512 bytes would be left over (small pool: reque
 expandable segments), or more than 1 MiB (large pool) and the request is below `max_split_size`.
 """
 
+import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.timeline.readers.memory_snapshot.memory_snapshot_reader import (
     ALLOC,
@@ -31,6 +33,9 @@ from meshwright.timeline.readers.memory_snapshot.memory_snapshot_reader import (
 _GRAIN = 512
 _SMALL = 1 << 20
 _MOST_FAILURES = 16
+_SHIFT = secrets.randbits(60)
+"""Added to all addresses, which are keys here. A file can name addresses that make a dict probe the
+places of all others for each of them; behind a shift that it does not know they are like any."""
 
 
 class AllocatorState(NamedTuple):
@@ -183,6 +188,10 @@ class _Memory:
         return AllocatorState(self.reserved, peak, free, largest)
 
 
+def _shifted(addresses: NDArray[np.int64]) -> list[int]:
+    return [address + _SHIFT for address in addresses.tolist()]
+
+
 def _rounded(size: int) -> int:
     return max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
 
@@ -193,7 +202,7 @@ def replay_allocator(snapshot: MemorySnapshot, device: int) -> AllocatorReplay:
     rows = np.flatnonzero(events.device == device)
     steps = list(
         zip(
-            rows.tolist(), events.action[rows].tolist(), events.address[rows].tolist(),
+            rows.tolist(), events.action[rows].tolist(), _shifted(events.address[rows]),
             events.size_bytes[rows].tolist(), strict=True,
         )
     )  # fmt: skip
@@ -253,7 +262,7 @@ def _before(
     memory = _Memory(max_split_bytes=split if isinstance(split, int) and split > 0 else 1 << 62)
     segments, blocks = snapshot.segments, snapshot.blocks
     for row in np.flatnonzero(segments.device == device).tolist():
-        start = int(segments.address[row])
+        start = int(segments.address[row]) + _SHIFT
         memory.add(start, int(segments.total_bytes[row]))
         if segments.is_expandable[row]:
             memory.expandable.add(start)
@@ -268,7 +277,7 @@ def _before(
             _segment_event(memory, _UNDO[action], address, size)
     mine = (segments.device[blocks.segment] == device) & (blocks.state != INACTIVE)
     for row in np.flatnonzero(mine).tolist():
-        address = int(blocks.address[row])
+        address = int(blocks.address[row]) + _SHIFT
         if address not in first:
             memory.place(address, int(blocks.size_bytes[row]))
     for address, (action, size) in first.items():

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.errors import DamagedFile, InputError, Problem
@@ -21,6 +20,7 @@ from meshwright.run.nn.huggingface.quantized_weights import (
     dequantize_mxfp4,
     is_scale_shape_valid,
 )
+from meshwright.run.nn.huggingface.safetensors_header import open_safetensors
 from meshwright.spec.file_formats import load_data
 from meshwright.spec.serialization import format_value
 
@@ -154,13 +154,9 @@ class SafetensorsFolder:
     def _read_header(self, file: str, problems: list[Problem]) -> None:
         path = self.folder / file
         try:
-            opened = self._open.enter_context(safe_open(path, framework="pt", device="cpu"))
-        except FileNotFoundError:
-            problems.append(Problem(str(path), "there is no such file", "fetch it"))
-            return
-        except (SafetensorError, OSError) as error:
-            what = f"is not a whole safetensors file: {error}"
-            problems.append(Problem(str(path), what, "fetch it again"))
+            opened = self._open.enter_context(open_safetensors(path))
+        except InputError as error:
+            problems += error.problems
             return
         self._files[file] = opened
         for name in opened.keys():  # noqa: SIM118 - an open file is no mapping

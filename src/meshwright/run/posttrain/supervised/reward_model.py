@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.run.kernels.attention.packed_sequences import PackedSequences
 from meshwright.run.nn.decoder import BatchLoss, Decoder
+from meshwright.run.nn.huggingface.safetensors_header import load_safetensors
 from meshwright.run.nn.huggingface.safetensors_writer import write_safetensors
 from meshwright.run.nn.sharding.shard_spec import ShardSpec
 from meshwright.run.parallel.sharded_model import ShardedModel
@@ -169,7 +169,11 @@ class RewardModel:
         decoder = load_served_model(model, device=device, dtype=dtype)
         if adapter is not None:
             load_adapter(decoder, adapter).eval()
-        head = load_file(folder / HEAD_FILE)[HEAD_WEIGHT]
+        tensors = load_safetensors(folder / HEAD_FILE)
+        if HEAD_WEIGHT not in tensors:
+            what = f"holds no {HEAD_WEIGHT}"
+            raise DamagedFile([Problem(str(folder / HEAD_FILE), what, "export the run again")])
+        head = tensors[HEAD_WEIGHT]
         return RewardModel(decoder.eval(), head.to(device))
 
     @torch.no_grad()

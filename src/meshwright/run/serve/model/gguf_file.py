@@ -1,21 +1,30 @@
-"""`GgufFile`: the facts and tensors of a GGUF file, llama.cpp's format, read through PyPI's `gguf`.
+"""`GgufFile`: the facts and tensors of a GGUF file, llama.cpp's format.
 
-The file is mapped; a tensor is dequantised to fp32 when it is asked for. Dimensions are given in
-torch's order, rows first.
+The file is mapped; a tensor is dequantised to fp32 by PyPI's `gguf` when it is asked for.
+Dimensions are given in torch's order, rows first.
 """
 
-import struct
+import mmap
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from meshwright.errors import DamagedFile, InputError, MissingDependency, Problem
+from meshwright.run.serve.model.gguf_header import (
+    MAGIC,
+    InvalidGguf,
+    MetadataValue,
+    iter_metadata,
+    read_header,
+)
+from meshwright.spec.serialization import format_value
 
-_MAGIC = b"GGUF"
+_CONVERT = "use a file of llama.cpp's converter"
 _T = TypeVar("_T", str, int, float, bool)
 
 
@@ -24,59 +33,28 @@ def is_gguf(path: Path) -> bool:
     if not path.is_file():
         return path.suffix == ".gguf"
     with path.open("rb") as file:
-        return path.suffix == ".gguf" or file.read(len(_MAGIC)) == _MAGIC
+        return path.suffix == ".gguf" or file.read(len(MAGIC)) == MAGIC
 
 
 def read_context_length(path: Path) -> int | None:
-    """Return the context of a file's model, from its first facts; None where these do not tell.
+    """Return the context of a file's model; None where the file does not say it.
 
-    The library reads all facts at once, words and all, which takes seconds.
+    Metadata is read up to there, so that the vocabulary behind it costs no time.
     """
     try:
-        with path.open("rb") as file:
-            version, _, facts = struct.unpack("<4xIQQ", file.read(24))
-            for _ in range(facts if version in _VERSIONS else 0):
-                key, kind = _text(file), _number(file, 4)
-                if key.endswith(b".context_length") and kind in _WIDTHS:
-                    return _number(file, _WIDTHS[kind])
-                _skip(file, kind)
-    except (struct.error, ValueError, OSError):
+        for key, value in iter_metadata(_map(path)):
+            if key.endswith(".context_length") and type(value) is int:
+                return value
+    except (InvalidGguf, OSError, ValueError):
         # What is broken is told by who reads all of it.
         pass
     return None
 
 
-_VERSIONS = (2, 3)
-_WIDTHS = dict(enumerate((1, 1, 2, 2, 4, 4, 4, 1))) | {10: 8, 11: 8, 12: 8}
-"""Bytes of a fact by the number of its kind, as GGUF's description lists them."""
-_TEXT, _LIST = 8, 9
-_MANY = 1 << 16
-"""No name of a fact is as long, and no list before the words."""
-
-
-def _number(file: BinaryIO, width: int) -> int:
-    data = file.read(width)
-    if len(data) < width:
-        raise ValueError("the file ends")
-    return int.from_bytes(data, "little")
-
-
-def _text(file: BinaryIO) -> bytes:
-    if (length := _number(file, 8)) >= _MANY:
-        raise ValueError("a text without end")
-    return file.read(length)
-
-
-def _skip(file: BinaryIO, kind: int) -> None:
-    """Go behind a fact's value."""
-    kind, count = (_number(file, 4), _number(file, 8)) if kind == _LIST else (kind, 1)
-    if kind in _WIDTHS:
-        file.seek(_WIDTHS[kind] * count, 1)
-    elif kind == _TEXT and count < _MANY:
-        for _ in range(count):
-            file.seek(_number(file, 8), 1)
-    else:
-        raise ValueError("a list of lists, or of words")
+def _map(path: Path) -> memoryview:
+    """Map a file for as long as somebody holds a view of it."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class GgufFile:
@@ -87,13 +65,14 @@ class GgufFile:
         if not self.path.is_file():
             raise InputError([Problem(str(path), "there is no such file", "check the name")])
         self._gguf = _library()
+        sizes = {int(kind): size for kind, size in self._gguf.GGML_QUANT_SIZES.items()}
         try:
-            self._reader = self._gguf.GGUFReader(self.path)
-            self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        # What a broken file raises depends on where it breaks: the reader checks nothing itself.
-        except (ValueError, IndexError, KeyError, TypeError, OSError, OverflowError) as error:
+            self._data = _map(self.path)
+            header = read_header(self._data, sizes)
+        except (InvalidGguf, OSError, ValueError) as error:
             what = f"is not a whole GGUF file: {error}"
             raise DamagedFile([Problem(str(path), what, "fetch it again")]) from error
+        self._metadata, self._tensors = header
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +83,8 @@ class GgufFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._tensors.clear()
-        del self._reader
+        self._tensors = {}
+        self._metadata = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,24 +93,26 @@ class GgufFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, rows first."""
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+        return self._tensors[name].shape
 
     def read(self, name: str) -> Tensor:
         """Return a tensor's numbers in fp32."""
         tensor = self._tensors[name]
+        kind = self._gguf.GGMLQuantizationType(tensor.type_id)
+        data = np.frombuffer(self._data, np.uint8, tensor.size_bytes, tensor.offset)
+        rows = data.reshape(*tensor.shape[:-1], -1) if tensor.size_bytes else data
         try:
-            numbers = self._gguf.dequantize(tensor.data, tensor.tensor_type)
+            numbers = self._gguf.dequantize(rows, kind)
         except NotImplementedError as error:
-            what = f"is quantised as {tensor.tensor_type.name}, which cannot be read"
+            what = f"is quantised as {kind.name}, which cannot be read"
             fix = "use a file in Q4_0, Q4_1, Q8_0, a K quant, F16, BF16 or F32"
             raise InputError([Problem(f"{self.path}: {name}", what, fix)]) from error
         # A copy: the file may be read-only, and is closed before the numbers are.
-        return torch.from_numpy(np.array(numbers, np.float32)).view(self.shape(name))
+        return torch.from_numpy(np.array(numbers, np.float32)).view(tensor.shape)
 
-    def metadata(self, key: str) -> Any:
+    def metadata(self, key: str) -> MetadataValue | None:
         """Return what the file says under a key; None where it says nothing."""
-        field = self._reader.fields.get(key)
-        return None if field is None else field.contents()
+        return self._metadata.get(key)
 
     def metadata_str(self, key: str, default: str | None = None) -> str:
         """Return a text; without a default it has to be there."""
@@ -149,6 +130,27 @@ class GgufFile:
         """Return a switch."""
         return self._typed(key, bool, default)
 
+    def metadata_texts(self, key: str) -> Sequence[str]:
+        """Return a list of texts; empty where the file has none."""
+        return cast(Sequence[str], self._list(key, (str,), "texts"))
+
+    def metadata_ints(self, key: str) -> Sequence[int]:
+        """Return a list of whole numbers; empty where the file has none."""
+        return cast(Sequence[int], self._list(key, (int,), "whole numbers"))
+
+    def metadata_floats(self, key: str) -> Sequence[float]:
+        """Return a list of numbers; empty where the file has none."""
+        return cast(Sequence[float], self._list(key, (int, float), "numbers"))
+
+    def _list(self, key: str, kinds: tuple[type, ...], what: str) -> object:
+        found = self.metadata(key)
+        if found is None:
+            return ()
+        # A list of GGUF has values of one kind.
+        if isinstance(found, str | int | float) or (found and not isinstance(found[0], kinds)):
+            raise InputError([Problem(f"{self.path}: {key}", f"is no list of {what}", _CONVERT)])
+        return found
+
     def _typed(self, key: str, kind: type[_T], default: _T | None) -> _T:
         found = self.metadata(key)
         if found is None:
@@ -157,8 +159,8 @@ class GgufFile:
             what = "the file does not say it"
             raise InputError([Problem(f"{self.path}: {key}", what, "use a complete file")])
         if not isinstance(found, kind) and not (kind is float and isinstance(found, int)):
-            what = f"{found!r} is no {kind.__name__}"
-            raise InputError([Problem(f"{self.path}: {key}", what, "use a file of llama.cpp")])
+            what = f"{format_value(found)} is no {kind.__name__}"
+            raise InputError([Problem(f"{self.path}: {key}", what, _CONVERT)])
         return kind(found)
 
 

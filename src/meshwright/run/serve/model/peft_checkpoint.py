@@ -4,18 +4,24 @@ Only safetensors are read; what is more than A, B and DoRA's magnitudes of linea
 by name.
 """
 
-import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.nn.huggingface.safetensors_header import load_safetensors
+from meshwright.spec.file_formats import load_data
+from meshwright.spec.serialization import format_value
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A\.weight|B\.weight|magnitude_vector)")
+
+_LONGEST_NAME = 300
+_REPEAT, _REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+?{]")
+_MOST_REPEATS = 2
+"""In a pattern of module names: the time of a search grows with the length to this power."""
 
 
 class LoRALayerWeights(NamedTuple):
@@ -65,19 +71,15 @@ def read_peft_checkpoint(folder: str | Path, *, dora: bool = True) -> PeftCheckp
     """Read an adapter with its settings; `dora` says whether one of this kind is wanted."""
     config = _config(Path(folder) / "adapter_config.json", dora)
     path = Path(folder) / "adapter_model.safetensors"
-    try:
-        tensors = load_file(path)
-    except FileNotFoundError as error:
+    if not path.exists():
         fix = "save the adapter with safe_serialization=True"
-        raise InputError([Problem(str(path), "there is no such file", fix)]) from error
-    except (SafetensorError, OSError) as error:
-        what = f"is not a whole safetensors file: {error}"
-        raise InputError([Problem(str(path), what, "fetch it again")]) from error
+        raise InputError([Problem(str(path), "there is no such file", fix)])
+    tensors: dict[str, Tensor] = load_safetensors(path)
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
-        if match is None:
-            what = f"holds {name}, which is no A, B or magnitude of a linear layer"
+        if match is None or len(name) > _LONGEST_NAME:
+            what = f"holds {format_value(name)}, which is no A, B or magnitude of a linear layer"
             fix = "use an adapter of linear layers alone, without saved modules"
             raise InputError([Problem(str(path), what, fix)])
         parts.setdefault(match[1], {})[match[2]] = tensor
@@ -88,7 +90,7 @@ def read_peft_checkpoint(folder: str | Path, *, dora: bool = True) -> PeftCheckp
             what = f"{', '.join(sorted(given))} of {module} do not fit each other"
             raise InputError([Problem(str(path), what, "fetch it again")])
         a, b = given["A.weight"], given["B.weight"]
-        scale = _scale(config, module, len(a))
+        scale = _scale(config, module, len(a), Path(folder) / "adapter_config.json")
         found[strip_module_prefix(module)] = LoRALayerWeights(
             a, b, scale, given.get("magnitude_vector")
         )
@@ -98,17 +100,13 @@ def read_peft_checkpoint(folder: str | Path, *, dora: bool = True) -> PeftCheckp
 def _fits(A: Tensor, B: Tensor, m: Tensor | None = None) -> bool:
     if A.dim() != 2 or B.dim() != 2 or len(A) != B.shape[1]:
         return False
-    return m is None or m.shape == B.shape[:1]
+    return len(A) > 0 and (m is None or m.shape == B.shape[:1])
 
 
 def _config(path: Path, dora: bool) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        what = "there is no such file"
-        raise InputError([Problem(str(path), what, "name a folder of PEFT's")]) from error
-    except ValueError as error:
-        raise InputError([Problem(str(path), f"is no JSON: {error}", "fetch it again")]) from error
+    if not path.exists():
+        raise InputError([Problem(str(path), "there is no such file", "name a folder of PEFT's")])
+    config = load_data(path)
     problems = []
     if config.get("peft_type") != "LORA":
         what = f"{config.get('peft_type')!r} is no adapter that is known here"
@@ -122,15 +120,35 @@ def _config(path: Path, dora: bool) -> dict[str, Any]:
         problems.append(Problem(f"{path}: bias", what, "use an adapter with none"))
     if problems:
         raise InputError(problems)
-    assert isinstance(config, dict)
     return config
 
 
-def _scale(config: dict[str, Any], module: str, rank: int) -> float:
+def _scale(config: dict[str, Any], module: str, rank: int, path: Path) -> float:
     """Return what an adapter's product is multiplied by: alpha / rank, or / √rank (rsLoRA)."""
-    alpha = float(config.get("lora_alpha", 8))
-    for pattern, own in (config.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            alpha = float(own)
+    alpha, where = config.get("lora_alpha", 8), "lora_alpha"
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        what = f"{format_value(patterns)} is no table of patterns and numbers"
+        raise InputError([Problem(f"{path}: alpha_pattern", what, "fetch it again")])
+    for pattern, own in patterns.items():
+        if _pattern(pattern, path).fullmatch(module):
+            alpha, where = own, f"alpha_pattern.{pattern}"
             break
-    return alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        what = f"{format_value(alpha)} is not a number"
+        raise InputError([Problem(f"{path}: {where}", what, "give a number, such as 16")])
+    return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+@cache
+def _pattern(text: str, path: Path) -> re.Pattern[str]:
+    """Compile a pattern of module names; one that could search for hours is refused."""
+    if len(_REPEAT.findall(text)) > _MOST_REPEATS or _REPEATED_GROUP.search(text):
+        what = f"more than {_MOST_REPEATS} repeats in {format_value(text)}, or a repeated group"
+        fix = "name the modules with fewer of * + {}"
+        raise InputError([Problem(f"{path}: alpha_pattern", what, fix)])
+    try:
+        return re.compile(rf"(.*\.)?({text})")
+    except (re.error, OverflowError, RecursionError) as error:
+        what = f"{format_value(text)} is no regular expression: {error}"
+        raise InputError([Problem(f"{path}: alpha_pattern", what, "fetch it again")]) from error

@@ -5,10 +5,11 @@ score for each token (SentencePiece's BPE, `llama`). How text is cut before byte
 only named there; the rules behind the names are those of the models' published tokenizers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.file_errors import convert_library_errors
 from meshwright.run.serve.model.gguf_file import GgufFile
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 _CONTROL, _USER = 3, 4
 """Kinds of token: control tokens, and words that are never cut. (1 is normal, 6 a byte.)"""
+
+_LONGEST_PIECE = 1024
+"""Letters of a token with a score. Merges are found by cutting each token everywhere."""
+_AGAIN = "use a complete file of llama.cpp's converter"
 
 _DIGITS_OF_THREE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -51,29 +56,49 @@ _CUTS: Mapping[str, _Cut] = {
 def tokenizer_from_gguf(file: GgufFile) -> tuple["Tokenizer", dict[str, str], set[int]]:
     """Return the tokenizer, the words of special tokens by their role, and the ends of text."""
     kind = file.metadata_str("tokenizer.ggml.model")
-    tokens: list[str] = file.metadata("tokenizer.ggml.tokens") or []
-    kinds: list[int] = file.metadata("tokenizer.ggml.token_type") or [1] * len(tokens)
-    match kind:
-        case "gpt2":
-            tokenizer = _byte_level(file, tokens)
-        case "llama":
-            tokenizer = _sentence_pieces(file, tokens)
-        case _:
-            what = f"{kind!r} is no tokenizer that is known here"
-            where = f"{file.path}: tokenizer.ggml.model"
-            raise InputError([Problem(where, what, "use a file with gpt2 or llama")])
-    _add_special(tokenizer, tokens, kinds)
-    special = {}
-    for role, name in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown")):
-        number = file.metadata(f"tokenizer.ggml.{name}_token_id")
-        if number is not None and number < len(tokens):
-            special[role] = tokens[number]
-    _begin(tokenizer, file, special.get("bos_token"), default=kind == "llama")
-    found = (file.metadata(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    tokens = file.metadata_texts("tokenizer.ggml.tokens")
+    kinds = file.metadata_ints("tokenizer.ggml.token_type") or [1] * len(tokens)
+    _require_one_for_each_token(file, "token_type", kinds, tokens)
+    where = f"{file.path}: tokenizer.ggml"
+    with convert_library_errors(where, "is no vocabulary of the tokenizers library", _AGAIN):
+        match kind:
+            case "gpt2":
+                tokenizer = _byte_level(file, tokens)
+            case "llama":
+                tokenizer = _sentence_pieces(file, tokens)
+            case _:
+                what = f"{kind!r} is no tokenizer that is known here"
+                raise InputError([Problem(f"{where}.model", what, "use a file with gpt2 or llama")])
+        _add_special(tokenizer, tokens, kinds)
+        special = {}
+        for role, name in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown")):
+            number = _token_id(file, name)
+            if number is not None and number < len(tokens):
+                special[role] = tokens[number]
+        _begin(tokenizer, file, special.get("bos_token"), default=kind == "llama")
+    found = (_token_id(file, name) for name in ("eos", "eot", "eom"))
     return tokenizer, special, {number for number in found if number is not None}
 
 
-def _byte_level(file: GgufFile, tokens: list[str]) -> "Tokenizer":
+def _token_id(file: GgufFile, name: str) -> int | None:
+    """Return the number that the file gives to a token of a role; None where it gives none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if file.metadata(key) is None:
+        return None
+    number = file.metadata_int(key)
+    return number if number >= 0 else None
+
+
+def _require_one_for_each_token(
+    file: GgufFile, name: str, values: Sequence[object], tokens: Sequence[str]
+) -> None:
+    if len(values) != len(tokens):
+        where = f"{file.path}: tokenizer.ggml.{name}"
+        what = f"has {len(values):,} values for {len(tokens):,} tokens"
+        raise InputError([Problem(where, what, _AGAIN)])
+
+
+def _byte_level(file: GgufFile, tokens: Sequence[str]) -> "Tokenizer":
     parts = _library()
     name = file.metadata_str("tokenizer.ggml.pre", "default")
     cut = _CUTS.get(name)
@@ -82,7 +107,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> "Tokenizer":
         what = f"text is cut as {name!r}, which is not known here"
         where = f"{file.path}: tokenizer.ggml.pre"
         raise InputError([Problem(where, what, f"use one of {known}, or a Hugging Face folder")])
-    merges = [tuple(merge.split(" ", 1)) for merge in file.metadata("tokenizer.ggml.merges") or []]
+    merges = [tuple(merge.split(" ", 1)) for merge in file.metadata_texts("tokenizer.ggml.merges")]
     vocab = {token: number for number, token in enumerate(tokens)}
     tokenizer: Tokenizer = parts.Tokenizer(
         parts.models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=cut.whole)
@@ -103,15 +128,16 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> "Tokenizer":
     return tokenizer
 
 
-def _sentence_pieces(file: GgufFile, tokens: list[str]) -> "Tokenizer":
+def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> "Tokenizer":
     parts = _library()
-    scores: list[float] = file.metadata("tokenizer.ggml.scores") or []
-    if len(scores) != len(tokens):
-        what = f"{len(scores)} scores for {len(tokens)} tokens"
-        where = f"{file.path}: tokenizer.ggml.scores"
-        raise InputError([Problem(where, what, "use a complete file")])
+    scores = file.metadata_floats("tokenizer.ggml.scores")
+    _require_one_for_each_token(file, "scores", scores, tokens)
     vocab = {token: number for number, token in enumerate(tokens)}
-    unknown = file.metadata_int("tokenizer.ggml.unknown_token_id", 0)
+    unknown = _token_id(file, "unknown") or 0
+    longest = max(map(len, tokens), default=0)
+    if unknown >= len(tokens) or longest > _LONGEST_PIECE:
+        what = f"has {len(tokens):,} tokens, unknown ones as {unknown:,}, up to {longest:,} letters"
+        raise InputError([Problem(f"{file.path}: tokenizer.ggml.tokens", what, _AGAIN)])
     tokenizer: Tokenizer = parts.Tokenizer(
         parts.models.BPE(
             vocab=vocab,
@@ -133,7 +159,7 @@ def _sentence_pieces(file: GgufFile, tokens: list[str]) -> "Tokenizer":
 
 
 def _merges_by_score(
-    tokens: list[str], scores: list[float], vocab: Mapping[str, int]
+    tokens: Sequence[str], scores: Sequence[float], vocab: Mapping[str, int]
 ) -> list[tuple[str, str]]:
     """Return the merges that always make the best token next: those of the highest score first."""
     found: list[tuple[float, int, int, tuple[str, str]]] = []
@@ -146,7 +172,7 @@ def _merges_by_score(
     return [pair for *_, pair in found]
 
 
-def _add_special(tokenizer: "Tokenizer", tokens: list[str], kinds: list[int]) -> None:
+def _add_special(tokenizer: "Tokenizer", tokens: Sequence[str], kinds: Sequence[int]) -> None:
     parts = _library()
     control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
     whole = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _USER]

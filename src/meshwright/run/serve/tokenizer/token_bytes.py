@@ -8,10 +8,14 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
+from meshwright.file_errors import convert_library_errors
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_NO_DECODE = "its rules fail at a token"
+_NO_DECODE_FIX = "use the tokenizer.json that the model was published with"
 _SPACE = "▁"
 """How SentencePiece writes a space."""
 
@@ -43,7 +47,8 @@ class TokenBytes:
             return bytes.fromhex(byte[1])
         elif _SPACE in piece:
             return piece.replace(_SPACE, " ").encode()
-        text: str = self._tokenizer.decode([number], skip_special_tokens=False)
+        with convert_library_errors("tokenizer.json", _NO_DECODE, _NO_DECODE_FIX):
+            text: str = self._tokenizer.decode([number], skip_special_tokens=False)
         return text.encode()
 
 

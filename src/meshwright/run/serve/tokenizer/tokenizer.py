@@ -8,24 +8,29 @@ A Hugging Face folder is read from `tokenizer.json`, `tokenizer_config.json`, `c
 and `generation_config.json`; a GGUF file holds all of it itself.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.errors import InputError, MissingDependency, Problem
+from meshwright.errors import InputError, Problem
+from meshwright.file_errors import convert_library_errors
+from meshwright.run.nn.huggingface.tokenizer_json import MAX_VOCAB_SIZE, open_tokenizer_json
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.sampling_params import SamplingParams
 from meshwright.run.serve.tokenizer.chat_template import ChatTemplate, TemplateMessage
 from meshwright.run.serve.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from meshwright.run.serve.tokenizer.message_format import normalize_messages
 from meshwright.run.serve.tokenizer.token_bytes import TokenBytes
+from meshwright.spec.file_formats import load_data, read_text
+from meshwright.spec.serialization import format_value
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as TokenizersTokenizer
 
+_NO_ENCODE = "its rules fail at this text"
+_NO_ENCODE_FIX = "use the tokenizer.json that the model was published with"
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -60,6 +65,10 @@ class Tokenizer:
         # Numbers may be left out, so counting the tokens does not tell.
         self.vocab_size: int = max(backend_tokenizer.get_vocab().values(), default=-1) + 1
         """Tokens are numbers below this one."""
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            what = f"has a token with the number {self.vocab_size - 1:,}"
+            fix = f"use one whose numbers lie below {MAX_VOCAB_SIZE:,}"
+            raise InputError([Problem("tokenizer", what, fix)])
         self._template = ChatTemplate(chat_template, self.special_tokens) if chat_template else None
         self._bytes = TokenBytes(backend_tokenizer)
 
@@ -68,12 +77,16 @@ class Tokenizer:
 
         Special tokens that the text spells out are read as such.
         """
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=special).ids
+        with convert_library_errors("tokenizer.json", _NO_ENCODE, _NO_ENCODE_FIX):
+            ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of tokens; bytes that are no whole character become U+FFFD."""
-        text: str = self.backend_tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        with convert_library_errors("tokenizer.json", _NO_ENCODE, _NO_ENCODE_FIX):
+            text: str = self.backend_tokenizer.decode(
+                list(tokens), skip_special_tokens=skip_special
+            )
         return text
 
     def token_bytes(self, token: int) -> bytes:
@@ -149,7 +162,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         what = "there is no such file"
         fix = "write it with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
         raise InputError([Problem(str(path), what, fix)])
-    tokenizer = _opened(path)
+    tokenizer = open_tokenizer_json(read_text(path), str(path))
     config = _json(folder / "tokenizer_config.json")
     special = {role: word for role in _ROLES if (word := _written(config.get(role))) is not None}
     return Tokenizer(
@@ -161,32 +174,10 @@ def _from_folder(folder: Path) -> Tokenizer:
     )
 
 
-def _opened(path: Path) -> "TokenizersTokenizer":
-    try:
-        from tokenizers import Tokenizer as TokenizersTokenizer
-    except ImportError as error:
-        hint = "pip install 'meshwright[serve]'"
-        raise MissingDependency(
-            "reading text needs tokenizers, which is not installed", hint
-        ) from error
-    try:
-        return TokenizersTokenizer.from_file(str(path))
-    # The library raises bare exceptions.
-    except Exception as error:
-        what = f"is no tokenizer that the tokenizers library reads: {error}"
-        raise InputError([Problem(str(path), what, "fetch it again")]) from error
-
-
 def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        data = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError([Problem(str(path), f"is no JSON: {error}", "fetch it again")]) from error
-    if not isinstance(data, dict):
-        raise InputError([Problem(str(path), "is no JSON object", "fetch it again")])
-    return data
+    return load_data(path)
 
 
 def _written(token: object) -> str | None:
@@ -199,12 +190,12 @@ def _written(token: object) -> str | None:
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text()
+        return read_text(path)
     found = config.get("chat_template")
     if isinstance(found, list):
         # Several by name: the one for conversations is called default.
-        named = {each.get("name"): each.get("template") for each in found}
-        found = named.get("default")
+        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     return found if isinstance(found, str) else ""
 
 
@@ -225,7 +216,12 @@ def _ends(folder: Path, tokenizer: "TokenizersTokenizer", written: str | None) -
     for name in ("generation_config.json", "config.json"):
         found = _json(folder / name).get("eos_token_id")
         if found is not None:
-            ends |= {int(each) for each in (found if isinstance(found, list) else [found])}
+            listed = found if isinstance(found, list) else [found]
+            if not all(type(each) is int and each >= 0 for each in listed):
+                where = f"{folder / name}: eos_token_id"
+                what = f"{format_value(found)} is no token, nor a list of tokens"
+                raise InputError([Problem(where, what, "give the numbers of tokens, such as 2")])
+            ends |= set(listed)
             break
     number = None if written is None else tokenizer.token_to_id(written)
     return frozenset(ends if number is None else ends | {number})

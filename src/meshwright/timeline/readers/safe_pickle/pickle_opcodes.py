@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 MAX_INTEGER_BYTES = 64
 _MAX_NUMBER_CHARACTERS = 80
-_SMALL = 1 << 60
-"""Below this an integer is its own hash, and cannot be made to collide with many others."""
+_KEY_LIMIT = 1 << 10
+"""An integer that is a key lies below this. A writer chooses the hash of an integer, so that each
+key of a dict of many could be made to probe the places of all others."""
 
 
 class InvalidPickle(Exception):
@@ -91,13 +92,15 @@ _WORDS = {str}
 
 
 def _check_key(key: Any) -> None:
+    """Refuse a key of a kind, or of a size, that no dump has."""
     if not (
         type(key) in (str, bytes, bool)
         or key is None
-        or (type(key) is int and -_SMALL < key < _SMALL)
+        or (type(key) is int and -_KEY_LIMIT < key < _KEY_LIMIT)
     ):
+        kind = "large integer" if type(key) is int else type(key).__name__
         raise ForbiddenOpcode(
-            f"a {type(key).__name__} is a key: only words and small integers may be"
+            f"a {kind} is a key: only words and integers below {_KEY_LIMIT:,} may be"
         )
 
 

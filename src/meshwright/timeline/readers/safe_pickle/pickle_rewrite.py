@@ -5,8 +5,8 @@ dicts, and use the memo: nothing in it imports, calls, or builds anything else. 
 of the memo becomes a list, so that no key can be nested; frames are left out. Before anything is
 carried out, all of it is checked:
 
-    keys      lists and dicts cannot be keys, the hash of a word cannot be chosen by a writer, and
-              of the integers of 64 bits few have the same
+    keys      lists and dicts cannot be keys, and the hash of a word cannot be chosen by a writer;
+              integers can be made to probe each other's places, which `safe_pickle` gives no time
     memory    the memo's numbers are no larger than a writer could count up to, containers are few
     the rest  lengths lie within the file, and STOP is its last byte
 

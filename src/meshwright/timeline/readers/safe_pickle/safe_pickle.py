@@ -4,22 +4,23 @@ Python's own unpickler calls whatever a file names. This one is an interpreter o
 only the opcodes which push a scalar, build a list, a tuple or a dict, or fetch from the memo. Every
 other opcode (GLOBAL, REDUCE, BUILD, INST, OBJ, NEWOBJ, EXT, PERSID, buffers, sets) is refused by
 name: there is no path from a file's bytes to an import or a call. A large file in which
-`pickle_rewrite` finds plain opcodes alone is read by Python's unpickler, for speed; its pairs come
-back as lists.
+`pickle_rewrite` finds plain opcodes alone is read by Python's unpickler, for speed, for as long as
+a sound file of its size would take; its pairs come back as lists.
 
 Bounds, each linear in the file: a declared length must lie within the bytes left; integers have at
 most 64 bytes; containers are at most one per 16 bytes; the memo counts up as writers count, so that
-each entry takes a place in a list; open marks are few; keys are words and small integers, so that
-no key's hash costs more than its bytes and few can be made to have the same; and a compressed file
-may grow by a bounded factor. What is built takes some 35 bytes for each byte of a file made for the
-purpose. Lists shared through the memo stay shared: readers that unfold them count what they
-unfold. Opcodes: CPython's Lib/pickletools.py.
+each entry takes a place in a list; open marks are few; keys are words and integers below 1,024, so
+that no key's hash costs more than its bytes and no dict can be made to probe all its places for
+each key; and a compressed file may grow by a bounded factor. What is built takes some 35 bytes for
+each byte of a file made for the purpose. Lists shared through the memo stay shared: readers that
+unfold them count what they unfold. Opcodes: CPython's Lib/pickletools.py.
 """
 
 import gc
 import io
 import pickle
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,9 @@ _BYTES_PER_CONTAINER = 16
 _FREE_CONTAINERS = 4096
 _LARGE_BYTES = 1 << 15
 """Below this the interpreter takes a few milliseconds."""
+_PIECE_BYTES = 1024
+_FREE_S, _S_PER_BYTE = 0.5, 0.25e-6
+"""Of CPU time: a sound file takes a tenth of that for each byte."""
 _MOST_MARKS = 4096
 """One is open for each level of nesting; Python's own pickler goes no deeper than some hundred."""
 _DANGEROUS = {
@@ -137,12 +141,34 @@ def _read_by_python(raw: bytes) -> Any:
         return None
     try:
         # It reads ahead where it may peek, in half the time.
-        return _NoClassUnpickler(io.BufferedReader(io.BytesIO(plain))).load()
+        return _NoClassUnpickler(io.BufferedReader(_TimedBytes(plain), _PIECE_BYTES)).load()
     except _FAULTS:  # Which fault it was, the interpreter finds and says.
         return None
 
 
+class _TooSlow(Exception):
+    """Python's unpickler takes longer than any sound file of this size."""
+
+
+class _TimedBytes(io.RawIOBase):
+    """Bytes that are given only for as long as a sound file of their size takes."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._bytes = io.BytesIO(data)
+        self._deadline_s = time.thread_time() + _FREE_S + _S_PER_BYTE * len(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if time.thread_time() > self._deadline_s:
+            raise _TooSlow
+        return self._bytes.readinto(buffer)
+
+
 _FAULTS = (
+    _TooSlow,
     pickle.UnpicklingError,
     EOFError,
     TypeError,

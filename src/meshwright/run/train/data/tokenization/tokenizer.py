@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, MissingDependency, Problem
-from meshwright.file_errors import convert_os_errors
+from meshwright.file_errors import convert_library_errors, convert_os_errors
+from meshwright.run.nn.huggingface.tokenizer_json import open_tokenizer_json
 from meshwright.run.train.data.corpus.vocabulary import (
     BOS_TOKEN,
     BYTE_TOKENIZER,
@@ -24,6 +25,8 @@ from meshwright.run.train.data.corpus.vocabulary import (
 )
 from meshwright.run.train.data.tokenization.byte_tokenizer import ByteTokenizer
 
+_NO_ENCODE = "its rules fail at this text"
+_NO_ENCODE_FIX = "use the tokenizer.json that the model was published with"
 _ENDS = (
     EOS_TOKEN,
     "<|endoftext|>",
@@ -93,14 +96,16 @@ class HFTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each text, without special ones."""
-        found = self._made.encode_batch_fast(
-            [_sound(text) for text in texts], add_special_tokens=False
-        )
+        with convert_library_errors(self.vocabulary.name, _NO_ENCODE, _NO_ENCODE_FIX):
+            found = self._made.encode_batch_fast(
+                [_sound(text) for text in texts], add_special_tokens=False
+            )
         return [np.array(one.ids, np.int32) for one in found]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Return the text of ids; special ones are written by name."""
-        return str(self._made.decode([int(one) for one in ids], skip_special_tokens=False))
+        with convert_library_errors(self.vocabulary.name, _NO_ENCODE, _NO_ENCODE_FIX):
+            return str(self._made.decode([int(one) for one in ids], skip_special_tokens=False))
 
 
 def _vocabulary(text: str, made: Any, file: Path, *, begin: str, end: str) -> Vocabulary:
@@ -115,7 +120,7 @@ def _vocabulary(text: str, made: Any, file: Path, *, begin: str, end: str) -> Vo
     return Vocabulary(
         name=file.name,
         # Ids need not be dense: some vocabularies leave holes before their special tokens.
-        size=1 + max(made.get_vocab(with_added_tokens=True).values()),
+        size=1 + max(made.get_vocab(with_added_tokens=True).values(), default=-1),
         digest=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
         eos=_id_of(made, end, "end", file),
         bos=_id_of(made, begin, "begin", file) if begin else None,
@@ -154,17 +159,10 @@ def import_tokenizers() -> Any:
 
 
 def _from_json(text: str, file: Path) -> Any:
-    tokenizers = import_tokenizers()
-    try:
-        made = tokenizers.Tokenizer.from_str(text)
-    # The library raises bare exceptions, with its own words for what is wrong.
-    except Exception as error:  # noqa: BLE001
-        what = f"is not a tokenizer's JSON file: {str(error)[:120]}"
-        fix = "give the tokenizer.json of a model, or make one with mw data train-tokenizer"
-        raise InputError([Problem(str(file), what, fix)]) from None
-    # Files may ask to cut or pad what they encode, and texts may spell special tokens out.
-    made.no_truncation()
-    made.no_padding()
+    import_tokenizers()
+    fix = "give the tokenizer.json of a model, or make one with mw data train-tokenizer"
+    made = open_tokenizer_json(text, str(file), fix=fix)
+    # Texts may spell special tokens out.
     made.encode_special_tokens = True
     return made
 
@@ -173,7 +171,7 @@ def _configured_end(file: Path) -> str:
     """Return the token that ends a document by a model's own configuration, if it names one."""
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     token = given.get("eos_token") if isinstance(given, dict) else None
     text = token.get("content") if isinstance(token, dict) else token
