@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # cut off.
 _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _KEPT = 256
-_LONGEST, _CHOICES = 2**18, 4096
+MAX_GRAMMAR_CHARS, _CHOICES = 2**18, 4096
 """Characters of a grammar, and texts to choose from: compiling keeps others waiting."""
 
 
@@ -119,8 +119,8 @@ def _source(grammar: StructuredOutputsParams) -> str:
     """Return a grammar as llguidance reads it."""
     from llguidance import LLMatcher, grammar_from
 
-    if len(grammar.text) > _LONGEST:
-        what = f"has {len(grammar.text):,} characters, and {_LONGEST:,} are taken"
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        what = f"has {len(grammar.text):,} characters, and {MAX_GRAMMAR_CHARS:,} are taken"
         raise _refused(grammar, what, "make it shorter")
     if grammar.kind in ("json_schema", "json_object"):
         schema = {"type": "object"} if grammar.kind == "json_object" else _parsed(grammar)

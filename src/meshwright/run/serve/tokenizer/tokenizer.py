@@ -9,17 +9,16 @@ and `generation_config.json`; a GGUF file holds all of it itself.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshwright.errors import InputError, MissingDependency, Problem
-from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.sampling_params import SamplingParams
 from meshwright.run.serve.tokenizer.chat_template import ChatTemplate, TemplateMessage
-from meshwright.run.serve.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from meshwright.run.serve.tokenizer.message_format import normalize_messages
 from meshwright.run.serve.tokenizer.token_bytes import TokenBytes
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as TokenizersTokenizer
 
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PROBE_TEXT = " ".join(("Hello, world!", "a" * 40, "x1" * 20, "é漢字🙂", "\t\r\n  .", "=" * 40))
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -68,12 +68,16 @@ class Tokenizer:
 
         Special tokens that the text spells out are read as such.
         """
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=special).ids
+        with _as_input_error("text"):
+            ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of tokens; bytes that are no whole character become U+FFFD."""
-        text: str = self.backend_tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        with _as_input_error("tokens"):
+            text: str = self.backend_tokenizer.decode(
+                list(tokens), skip_special_tokens=skip_special
+            )
         return text
 
     def token_bytes(self, token: int) -> bytes:
@@ -133,10 +137,18 @@ class Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read the words of the model that lies at a path."""
     path = Path(path)
+    if path.is_dir():
+        return _from_folder(path)
+    # Reading GGUF needs torch, which processes that only tokenise do without.
+    from meshwright.run.serve.model.gguf_file import is_gguf
+
     return _from_gguf(path) if is_gguf(path) else _from_folder(path)
 
 
 def _from_gguf(path: Path) -> Tokenizer:
+    from meshwright.run.serve.model.gguf_file import GgufFile
+    from meshwright.run.serve.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+
     with GgufFile(path) as file:
         tokenizer, special, ends = tokenizer_from_gguf(file)
         template = file.metadata_str("tokenizer.chat_template", "")
@@ -170,11 +182,30 @@ def _opened(path: Path) -> "TokenizersTokenizer":
             "reading text needs tokenizers, which is not installed", hint
         ) from error
     try:
-        return TokenizersTokenizer.from_file(str(path))
+        with _as_input_error(str(path)):
+            tokenizer = TokenizersTokenizer.from_file(str(path))
+            # Some faults of a pattern show only when it is applied.
+            tokenizer.encode(PROBE_TEXT)
+    except InputError:
+        raise
     # The library raises bare exceptions.
     except Exception as error:
         what = f"is no tokenizer that the tokenizers library reads: {error}"
         raise InputError([Problem(str(path), what, "fetch it again")]) from error
+    return tokenizer
+
+
+@contextmanager
+def _as_input_error(where: str) -> Iterator[None]:
+    """Raise a panic of the library, which is no `Exception`, as an error of what it was given."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        what = f"the tokenizers library breaks off: {error}"
+        fix = "its pattern backtracks without bound or is damaged; use another tokenizer.json"
+        raise InputError([Problem(where, what, fix)]) from None
 
 
 def _json(path: Path) -> dict[str, Any]:
