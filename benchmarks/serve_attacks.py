@@ -127,8 +127,8 @@ class Streams:
             number = next(self._numbers)
             # The first answers end at different times, so that later ones begin one by one.
             tokens = STREAM_TOKENS // 2 + (number * 37) % STREAM_TOKENS
-            fields = {"prompt": f"stream {number}", "max_tokens": tokens, "ignore_eos": True}
-            body = json.dumps({**fields, "stream": True, "seed": number}).encode()
+            fields = {"prompt": f"stream {number}", "max_tokens": tokens, "temperature": 0}
+            body = json.dumps({**fields, "stream": True, "ignore_eos": True}).encode()
             head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             reader, writer = await asyncio.open_connection(self._host, self._port)
@@ -221,7 +221,11 @@ async def strike_all(url: str, chosen: Sequence[Attack], count: int = STREAMS) -
     try:
         async with Streams(url, count) as streams:
             await asyncio.sleep(QUIET_S)
-            return [await strike(url, attack, streams, probe) for attack in chosen]
+            found = []
+            for attack in chosen:
+                found.append(await strike(url, attack, streams, probe))
+                print(_line(found[-1]), file=sys.stderr, flush=True)
+            return found
     finally:
         probe.close()
 
@@ -265,7 +269,6 @@ def measure(quick: bool) -> dict[str, object]:
     rounds = [run_attacks(limit=4 if quick else None) for _ in range(1 if quick else 3)]
     by_name: dict[str, list[Struck]] = {}
     for struck in itertools.chain.from_iterable(rounds):
-        print(_line(struck), file=sys.stderr)
         by_name.setdefault(struck.attack, []).append(struck)
     health = {
         name: statistics.median(struck.during.worst_health_s for struck in found)
@@ -317,5 +320,4 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="attacks whose names have this text in them")
     parser.add_argument("--streams", type=int, default=STREAMS)
     arguments = parser.parse_args()
-    for each in run_attacks(arguments.only, arguments.streams):
-        print(_line(each), flush=True)
+    run_attacks(arguments.only, arguments.streams)

@@ -1,16 +1,16 @@
 """`TokenCountBound`: tells of a long text that it has too many tokens, without encoding all of it.
 
 A refusal must be certain, so it rests on what a token can stand for at most. That is known of
-vocabularies in which every byte is a token and nothing of a text is dropped: byte-level BPE, and
+vocabularies in which bytes are tokens and nothing else of a text is dropped: byte-level BPE, and
 BPE with byte fallback. A word piece model may read a megabyte as one unknown word; of such a model
 nothing is claimed.
 """
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshwright.run.serve.tokenizer.token_bytes import TokenBytes
+from meshwright.run.serve.tokenizer.token_bytes import TokenBytes, byte_letters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,10 +29,13 @@ class TokenCountBound:
     """What the tokens of a vocabulary stand for at most."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        """Read a vocabulary; `max_token_bytes` is None where nothing is certain of it."""
         self._tokenizer = tokenizer
-        self.max_token_bytes = _max_token_bytes(tokenizer)
-        """Bytes of a text that one token stands for at most."""
+        self._bound = _bound_of(tokenizer)
+
+    @property
+    def max_token_bytes(self) -> int | None:
+        """Bytes of a text that one token stands for at most; None where nothing is certain."""
+        return None if self._bound is None else self._bound.max_token_bytes
 
     def exceeds(self, text: str, max_tokens: int) -> bool:
         """Tell whether a text certainly has more tokens than this.
@@ -42,13 +45,13 @@ class TokenCountBound:
         the longest token has bytes on either side; a piece is long enough that twice the tokens
         allowed cannot come of cuts.
         """
-        longest = self.max_token_bytes
-        if longest is None or len(text) <= max_tokens:
+        if self._bound is None or len(text) <= LONG_BYTES_PER_TOKEN * max_tokens:
             return False
+        longest, uncounted = self._bound
         if len(text) > longest * max_tokens:
-            return True  # a character has one byte at least
-        if len(text) <= LONG_BYTES_PER_TOKEN * max_tokens:
-            return False
+            data = text.encode(errors="replace")
+            if len(data.translate(None, uncounted)) > longest * max_tokens:
+                return True
         step = max(PIECE_BYTES, 256 * longest)
         count = 0
         for begin in range(0, len(text), step):
@@ -59,8 +62,14 @@ class TokenCountBound:
         return False
 
 
-def _max_token_bytes(tokenizer: "Tokenizer") -> int | None:
-    """Return how many bytes of a text a token stands for at most; None where it is not certain."""
+class _Bound(NamedTuple):
+    max_token_bytes: int
+    uncounted: bytes
+    """Bytes of a text that may have no token at all."""
+
+
+def _bound_of(tokenizer: "Tokenizer") -> _Bound | None:
+    """Return what a token stands for at most; None where it is not certain."""
     if tokenizer.truncation is not None:
         return None  # a text of any length is cut to one that fits
     parts = {
@@ -70,7 +79,8 @@ def _max_token_bytes(tokenizer: "Tokenizer") -> int | None:
     }
     shrink = _normalizer_shrink(parts["normalizer"])
     keeps = _drops_nothing(parts["pre_tokenizer"])
-    if shrink is None or not keeps or not _has_all_bytes(tokenizer, parts["pre_tokenizer"]):
+    missing = _bytes_without_token(tokenizer, parts["pre_tokenizer"])
+    if shrink is None or missing is None or not keeps:
         return None
     added = tokenizer.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip for token in added):
@@ -78,7 +88,7 @@ def _max_token_bytes(tokenizer: "Tokenizer") -> int | None:
     spelled = TokenBytes(tokenizer)
     vocabulary = tokenizer.get_vocab()
     longest = max((len(spelled(number)) for number in vocabulary.values()), default=0)
-    return max(longest, 1) * shrink
+    return _Bound(max(longest, 1) * shrink, missing)
 
 
 def _steps(part: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
@@ -110,18 +120,22 @@ def _drops_nothing(pre_tokenizer: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _has_all_bytes(tokenizer: "Tokenizer", pre_tokenizer: Mapping[str, Any] | None) -> bool:
-    """Tell whether every byte is a token, so that no unknown token can stand for a long text."""
+def _bytes_without_token(
+    tokenizer: "Tokenizer", pre_tokenizer: Mapping[str, Any] | None
+) -> bytes | None:
+    """Return the bytes that no token spells, which may vanish or stand together as one unknown.
+
+    None says that whole characters may do so.
+    """
     from tokenizers import models
     from tokenizers.pre_tokenizers import ByteLevel
 
     model = tokenizer.model
     if not isinstance(model, models.BPE):
-        return False
+        return None
     steps = _steps(pre_tokenizer, "pretokenizers")
     if any(step.get("type") == "ByteLevel" for step in steps):
-        letters = ByteLevel.alphabet()
-        return all(tokenizer.token_to_id(letter) is not None for letter in letters)
-    return bool(model.byte_fallback) and all(
-        tokenizer.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256)
-    )
+        missing = [x for x in ByteLevel.alphabet() if tokenizer.token_to_id(x) is None]
+        return bytes(byte_letters()[letter] for letter in missing)
+    all_there = all(tokenizer.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+    return b"" if model.byte_fallback and all_there else None

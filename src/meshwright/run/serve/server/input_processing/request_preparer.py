@@ -55,6 +55,8 @@ from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 
 DEFAULT_MAX_TOKENS = 16
 """What `/v1/completions` of the OpenAI API continues by."""
+MAX_PROMPT_LOGPROBS = 2**17
+"""Alternatives that may be told of the tokens of one prompt, which come all at once."""
 TOKENIZE_CONTEXTS = 8
 MIN_TOKENIZE_TOKENS = 2**20
 """`/tokenize` counts texts of up to so many contexts, or at least so many tokens."""
@@ -173,6 +175,8 @@ class RequestPreparer:
             max_tokens=self._max_prompt_tokens(limits),
             special=body.add_special_tokens is not False,
         )
+        if body.echo and body.logprobs:
+            _check_prompt_logprobs(prompts, body.logprobs)
         lora_name = resolve_lora(model, config)
         return PreparedCompletion(
             model=model,
@@ -264,6 +268,16 @@ class RequestPreparer:
         tokens = validate_token_ids(body.tokens, self._encoder.tokenizer, "tokens")
         return PreparedAnswer(
             body=encode(DetokenizeResponse(self._encoder.decode(tokens, "tokens")))
+        )
+
+
+def _check_prompt_logprobs(prompts: list[tuple[int, ...]], logprobs: int) -> None:
+    longest = max(map(len, prompts), default=0)
+    if longest * logprobs > MAX_PROMPT_LOGPROBS:
+        raise invalid_request(
+            f"`logprobs` is {logprobs} for a prompt of {longest} tokens; with `echo`, their product"
+            f" may be {MAX_PROMPT_LOGPROBS}",
+            "logprobs",
         )
 
 

@@ -282,6 +282,8 @@ def encode_prompts(
             )
         else:
             prompts.append(validate_token_ids(prompt_input, encoder.tokenizer, param))
+        if len(prompts[-1]) > max_tokens:
+            return prompts  # its length will be refused, whatever the others have
     return prompts
 
 
