@@ -93,7 +93,7 @@ class Soaked(NamedTuple):
 def soak(model: Path, flags: str, requests: int, rounds: int = ROUNDS) -> Soaked:
     """Ask a server so many times, in rounds."""
     samples, wrong = [], Counter[str]()
-    with _served(model, flags) as (pid, url):
+    with served(model, flags) as (pid, url):
         begun = time.perf_counter()
         for number in range(rounds):
             count = requests // rounds
@@ -104,7 +104,7 @@ def soak(model: Path, flags: str, requests: int, rounds: int = ROUNDS) -> Soaked
 
 
 @contextmanager
-def _served(model: Path, flags: str) -> Iterator[tuple[int, str]]:
+def served(model: Path, flags: str) -> Iterator[tuple[int, str]]:
     """Start a server; hand out its process and its address."""
     command = [sys.executable, "-m", "meshwright", "serve", str(model)]
     command += shlex.split(f"{SERVER} {flags}")

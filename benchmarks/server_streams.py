@@ -35,7 +35,7 @@ import asyncio, json, sys, time
 port, streams, tokens = map(int, sys.argv[1:])
 body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens,
                    "stream": True}).encode()
-head = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+head = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
 class Count(asyncio.Protocol):
     def __init__(self): self.seen, self.ended = 0, asyncio.get_running_loop().create_future()

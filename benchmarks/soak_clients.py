@@ -58,7 +58,7 @@ def written(kind: Kind, number: int) -> bytes:
         body = {}
     data = json.dumps(body | kind.body).replace("#", str(number)).encode()
     head = (
-        f"POST {kind.path.replace('#', str(number))} HTTP/1.1\r\nHost: here\r\n"
+        f"POST {kind.path.replace('#', str(number))} HTTP/1.1\r\nHost: localhost\r\n"
         f"X-Request-Id: soak-{number}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )

@@ -75,6 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a web page that may call",
     )  # fmt: skip
     group.add_argument(
+        "--allowed-hosts", action="append", default=[], metavar="HOST",
+        help="a name that clients may reach the server by, such as that of a proxy; * for any"
+        " (default: this machine's own where --host is a loopback address, else any)",
+    )  # fmt: skip
+    group.add_argument(
         "--reasoning-parser", choices=("think",), metavar="NAME",
         help="how the model writes its reasoning: think (answers begin with <think>)",
     )  # fmt: skip
@@ -108,6 +113,9 @@ def run(args: argparse.Namespace) -> CommandResult:
         from meshwright.run.serve.server import create_app, run_server
         from meshwright.run.serve.server.api_keys import read_api_keys
         from meshwright.run.serve.server.http_server import bind_socket
+        from meshwright.run.serve.server.input_processing.process_processor import (
+            ProcessInputProcessor,
+        )
         from meshwright.run.serve.server.protocol.output_parsers import OutputParserFactory
         from meshwright.run.serve.tokenizer.tokenizer import load_tokenizer
 
@@ -128,12 +136,15 @@ def run(args: argparse.Namespace) -> CommandResult:
                 settings, default_sampling_params=words.default_sampling_params
             )
         OutputParserFactory(words, settings.tool_call_parser, reasoning=settings.parse_reasoning)
+        # It reads the tokenizer while the engine reads its weights.
+        processor = ProcessInputProcessor(path, settings)
+        held.callback(processor.kill)
         engine, lines = start_engines(args, path)
         if not len(keys) and settings.host not in _LOOPBACK:
             lines.append(f"whoever reaches {settings.host} may ask: there are no API keys")
         if not args.quiet:
             print_to_stderr(*lines)
-        app = create_app(engine, words, settings)
+        app = create_app(engine, words, settings, input_processor=processor)
         starting.close()
 
         def ready(url: str) -> None:
@@ -188,6 +199,7 @@ def _settings(args: argparse.Namespace, path: Path) -> "ServerConfig":
     return ServerConfig(
         model=args.served_model_name or (path.stem if path.is_file() else path.resolve().name),
         host=args.host,
+        allowed_hosts=tuple(args.allowed_hosts),
         allowed_origins=tuple(args.allowed_origins),
         lora_names=tuple(parse_adapters(args)),
         allow_unauthenticated_admin=args.allow_unauthenticated_admin,

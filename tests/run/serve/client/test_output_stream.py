@@ -56,17 +56,6 @@ def test_closing_early_gives_up_once() -> None:
     assert asyncio.run(leave()) == ["closed"]
 
 
-def test_breaking_off_ends_each_choice_that_is_left() -> None:
-    async def read() -> list[tuple[int, str]]:
-        inbox = OutputStream(3, pytest.fail)
-        inbox.put(RequestOutput(index=1, finish_reason="stop"))
-        inbox.fail_open_choices("the engine broke")
-        assert inbox.is_finished
-        return [(piece.index, piece.error) async for piece in inbox]
-
-    assert asyncio.run(read()) == [(1, ""), (0, "the engine broke"), (2, "the engine broke")]
-
-
 def test_an_error_comes_behind_what_was_there() -> None:
     async def read() -> list[RequestOutput]:
         inbox = OutputStream(1, pytest.fail)

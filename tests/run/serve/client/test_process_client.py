@@ -94,10 +94,8 @@ async def _life(folder: Path) -> None:
     under_way = engine.generate(asks[1])
     await anext(under_way)
     os.kill(engine.process.pid, signal.SIGKILL)
-    rest = [piece async for piece in under_way]
-    ends = {piece.index: piece for piece in rest if piece.finish_reason == "error"}
-    assert sorted(ends) == [0, 1]
-    assert all("ended by SIGKILL" in piece.error for piece in ends.values())
+    with pytest.raises(EngineDeadError, match="ended by SIGKILL"):
+        [piece async for piece in under_way]
     assert "another one is starting" in engine.health_problem()
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         await heard(engine, asks[0])

@@ -8,7 +8,7 @@ from meshwright.run.serve.client.output_stream import OutputStream
 from meshwright.run.serve.engine_client import EngineDeadError
 from meshwright.run.serve.request import Request, RequestOutput
 from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
-from meshwright.run.serve.server.endpoint import drop_unknown_nulls
+from meshwright.run.serve.server.body_decoding import drop_unknown_nulls
 from meshwright.run.serve.server.protocol.request_schema import ChatCompletionRequest
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.serving import serving
@@ -242,7 +242,7 @@ def test_what_came_before_a_break_is_told_before_it() -> None:
             inbox = OutputStream(ask.sampling_params.n, lambda: None)
             for text in ("he", "llo"):
                 inbox.put(RequestOutput(token_ids=tuple(text.encode()), text=text))
-            inbox.fail_open_choices("the cat was at it")
+            inbox.fail(EngineDeadError("the cat was at it"))
             return inbox
 
     settings = ServerConfig(model="parrot", port=0)
@@ -252,7 +252,8 @@ def test_what_came_before_a_break_is_told_before_it() -> None:
         assert [each["choices"][0]["text"] for each in said] == ["he", "llo"]
         assert last["error"]["message"] == "the cat was at it"
         whole = send(served.url, TEXT, {"prompt": "a"})
-        assert (whole.status, whole.error["code"]) == (500, "engine_error")
+        assert (whole.status, whole.error["code"]) == (503, "engine_error")
+        assert int(whole.headers["retry-after"]) > 0
 
 
 def test_a_fault_of_the_server_is_told_without_its_details(

@@ -13,7 +13,7 @@ from meshwright.run.serve.server import BackgroundServer, http_server
 from tests.run.serve.server.serving import LONG, TEXT, serving, until
 from tests.run.serve.server.wire import send
 
-BEGUN = b"GET /health HTTP/1.1\r\nhost: here\r\n"
+BEGUN = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def connected(served: BackgroundServer, *, room: int | None = None) -> socket.socket:
@@ -36,7 +36,7 @@ def rest(line: socket.socket) -> bytes:
 
 def asked(body: object) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {TEXT} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 

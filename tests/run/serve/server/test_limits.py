@@ -53,7 +53,7 @@ def test_slow_answers_are_ended() -> None:
 
 def test_slow_bodies_are_not_waited_for() -> None:
     with serving(body_timeout_s=0.05) as (served, _):
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
         place = urlsplit(served.url)
         with socket.create_connection((str(place.hostname), place.port or 0), timeout=30) as slow:
             slow.sendall(head)

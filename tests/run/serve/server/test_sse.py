@@ -21,7 +21,7 @@ async def _stream(place: tuple[str, int], at: int) -> str:
         }
     ).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(*place)

@@ -56,7 +56,7 @@ def opened(url: str, path: str, body: object) -> Iterator[socket.socket]:
     place = urlsplit(url)
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     with socket.create_connection((str(place.hostname), place.port or 80), timeout=30) as line:

@@ -20,6 +20,8 @@ MAX_VOCAB_SIZE = 1 << 24
 """Tables of all tokens are made; the largest published vocabulary has a 60th of this."""
 _MOST_GROWTH = 64
 """Times by which all replacements together may lengthen a text; published ones reach 3."""
+_PROBE_TEXT = " ".join(("Hello, world!", "a" * 40, "x1" * 20, "é漢字🙂", "\t\r\n  .", "=" * 40))
+"""A text that a damaged pattern fails at: some faults show only when a pattern is applied."""
 _FIX = "use the tokenizer.json that the model was published with"
 
 
@@ -36,6 +38,7 @@ def open_tokenizer_json(text: str, where: str, *, fix: str = _FIX) -> "Tokenizer
         made = Tokenizer.from_str(text)
         made.no_truncation()
         made.no_padding()
+        made.encode(_PROBE_TEXT)
         last = max(made.get_vocab(with_added_tokens=True).values(), default=-1)
         parts = [
             json.loads(part.__getstate__()) for part in (made.normalizer, made.decoder) if part

@@ -132,11 +132,8 @@ class MessageEngineClient:
         """End everything under way with an error."""
         under_way, self._open = self._open, {}
         for inbox in under_way.values():
-            if inbox.has_output:
-                inbox.fail_open_choices(why)
-            else:
-                # Nobody has seen anything of it: another engine may answer.
-                inbox.fail(EngineDeadError(why))
+            # Of which nobody has seen anything, another engine may answer.
+            inbox.fail(EngineDeadError(why))
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done():

@@ -14,7 +14,7 @@ from meshwright.run.serve.request import RequestOutput
 class OutputStream:
     """An iterator of pieces that ends when each choice has ended."""
 
-    __slots__ = ("_closed", "_error", "_left", "_there", "_wanted", "has_output")
+    __slots__ = ("_closed", "_error", "_left", "_there", "_wanted")
 
     def __init__(self, choices: int, closed: Callable[[], object]) -> None:
         """Wait for the pieces of so many choices; `closed` is called where nobody reads to the end.
@@ -28,8 +28,6 @@ class OutputStream:
         self._error: Exception | None = None
         self._there: deque[RequestOutput] = deque()
         self._wanted: asyncio.Future[None] | None = None
-        self.has_output = False
-        """Whether any piece has come."""
 
     @property
     def is_finished(self) -> bool:
@@ -38,16 +36,10 @@ class OutputStream:
 
     def put(self, output: RequestOutput) -> None:
         """Add a piece."""
-        self.has_output = True
         self._there.append(output)
         if output.finish_reason is not None:
             self._left.discard(output.index)
         self._wake()
-
-    def fail_open_choices(self, why: str) -> None:
-        """End each choice that is left with an error."""
-        for choice in sorted(self._left):
-            self.put(RequestOutput(index=choice, finish_reason="error", error=why))
 
     def fail(self, error: Exception) -> None:
         """End all of it: whoever reads gets this error behind what is there already."""

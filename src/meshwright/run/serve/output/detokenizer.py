@@ -8,7 +8,7 @@ beginning of one is held back. Nothing ends an answer within its first `min_toke
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from meshwright.run.serve.output.text_markers import count_partial_marker, find_first_marker
+from meshwright.run.serve.output.text_markers import PartialMarkerTracker, find_first_marker
 from meshwright.run.serve.request import FinishReason
 from meshwright.run.serve.sampling_params import SamplingParams
 
@@ -89,6 +89,7 @@ class StopChecker:
     ) -> None:
         self._written = IncrementalDetokenizer(decode)
         self._stops = tuple(text for text in sampling.stop if text)
+        self._partial_stops = PartialMarkerTracker(self._stops)
         self._ends = frozenset(sampling.stop_token_ids)
         self._eos = frozenset() if sampling.ignore_eos else frozenset(eos)
         self._least = sampling.min_tokens
@@ -108,8 +109,7 @@ class StopChecker:
             if not early and (token in self._ends or token in self._eos):
                 by = token if token in self._ends else None
                 return self._finished(count, text + self._rest(), "stop", by)
-            self._held += self._written.add(token)
-            shown, stop = self._search(early)
+            shown, stop = self._search(self._written.add(token), early)
             text += shown
             if stop is not None:
                 return self._finished(count, text, "stop", stop)
@@ -119,23 +119,23 @@ class StopChecker:
                 return self._end(count, text, "length")
         return StopCheck(len(tokens), text)
 
-    def _search(self, early: bool) -> tuple[str, str | None]:
-        """Return what can be shown of the held text, and the stop text that is in it."""
+    def _search(self, text: str, early: bool) -> tuple[str, str | None]:
+        """Return what can be shown of the held and further text, and the stop text in it."""
+        self._held += text
         if not self._stops:
             shown, self._held = self._held, ""
             return shown, None
         found = find_first_marker(self._held, self._stops)
         if found is not None and not early:
             return self._held[: found.start], found.text
-        keep = count_partial_marker(self._held, self._stops)
+        keep = self._partial_stops.feed(text)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown, None
 
     def _end(self, count: int, text: str, finish: FinishReason) -> StopCheck:
         """End with what was held back, unless a stop text turns out to be in it."""
-        self._held += self._written.flush()
-        shown, stop = self._search(self.num_tokens <= self._least)
+        shown, stop = self._search(self._written.flush(), self.num_tokens <= self._least)
         if stop is not None:
             return self._finished(count, text + shown, "stop", stop)
         return self._finished(count, text + shown + self._held, finish, None)

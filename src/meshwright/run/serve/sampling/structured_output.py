@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 # cut off.
 _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _KEPT = 256
-_LONGEST, _CHOICES = 2**18, 4096
+MAX_GRAMMAR_CHARS, _CHOICES = 2**18, 4096
 """Characters of a grammar, and texts to choose from: compiling keeps others waiting."""
+MAX_REGEX_CHARS = 2**14
+"""Characters of a regular expression, whose compilation takes quadratic time: here about 1 s."""
 
 
 class GrammarMatcher:
@@ -77,17 +79,20 @@ class GrammarCompiler:
         self._eos = list(eos)
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._lock, self._tokenizer_lock = Lock(), Lock()
 
     def compile(self, grammar: StructuredOutputsParams) -> GrammarMatcher:
         """Return a guide at the beginning; an `InputError` says what is wrong with the grammar."""
         with self._lock:
             kept = self._kept.get(grammar)
-            if kept is None:
-                kept = self._kept[grammar] = self._matcher(grammar)
-                if len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
+        if kept is None:
+            # Unlocked: a grammar that takes seconds keeps nobody waiting whose grammar is kept.
+            kept = self._matcher(grammar)
+        with self._lock:
+            self._kept[grammar] = kept
             self._kept.move_to_end(grammar)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
             return GrammarMatcher(kept.deep_copy(), frozenset(self._eos))
 
     def _matcher(self, grammar: StructuredOutputsParams) -> "LLMatcher":
@@ -98,14 +103,16 @@ class GrammarCompiler:
             raise MissingDependency(
                 "structured answers need the package llguidance", hint
             ) from None
-        if self._tokenizer is None:
-            # About a second for 128,000 tokens, so only where a grammar is asked for.
-            try:
-                made = LLTokenizer(self._json, n_vocab=self._vocab, eos_token=self._eos)
-            except ValueError as error:
-                what = f"grammars are not supported for this tokenizer: {_in_short(str(error))}"
-                raise InputError([Problem("structured_outputs", what, "leave it out")]) from None
-            self._tokenizer = made
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                # About a second for 128,000 tokens, so only where a grammar is asked for.
+                try:
+                    made = LLTokenizer(self._json, n_vocab=self._vocab, eos_token=self._eos)
+                except ValueError as error:
+                    what = f"grammars are not supported for this tokenizer: {_in_short(str(error))}"
+                    problem = Problem("structured_outputs", what, "leave it out")
+                    raise InputError([problem]) from None
+                self._tokenizer = made
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0)
         if matcher.is_error():
             raise _refused(grammar, _in_short(matcher.get_error()))
@@ -120,8 +127,9 @@ def _source(grammar: StructuredOutputsParams) -> str:
     """Return a grammar as llguidance reads it."""
     from llguidance import LLMatcher, grammar_from
 
-    if len(grammar.text) > _LONGEST:
-        what = f"has {len(grammar.text):,} characters, and {_LONGEST:,} are taken"
+    most = MAX_REGEX_CHARS if grammar.kind == "regex" else MAX_GRAMMAR_CHARS
+    if len(grammar.text) > most:
+        what = f"has {len(grammar.text):,} characters, and {most:,} are taken"
         raise _refused(grammar, what, "make it shorter")
     if grammar.kind in ("json_schema", "json_object"):
         schema = {"type": "object"} if grammar.kind == "json_object" else _parsed(grammar)

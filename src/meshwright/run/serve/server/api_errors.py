@@ -18,6 +18,10 @@ ERROR_TYPES = {
 }
 
 
+MAX_MESSAGE_CHARS = 4000
+MAX_PARAM_CHARS = 400
+
+
 class ErrorInfo(msgspec.Struct, frozen=True):
     """The inside of an error's body."""
 
@@ -48,8 +52,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        # What a client sent may be a part of both: an error does not send it all back.
+        self.message = _shorten(message, MAX_MESSAGE_CHARS)
+        self.param = None if param is None else _shorten(param, MAX_PARAM_CHARS)
         self.code = code
         self.retry_after_s = retry_after_s
 
@@ -78,6 +83,10 @@ class ApiError(Exception):
         """Return it as an answer."""
         headers = {**self.headers(), **(more or {})}
         return Response(self.to_json(), self.status, headers=headers, media_type="application/json")
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def invalid_request(message: str, param: str | None, code: str | None = None) -> ApiError:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,7 +19,10 @@ from meshwright.run.serve.engine_client import EngineClient, SleepableEngine
 from meshwright.run.serve.server.access_log import AccessLogMiddleware
 from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.app_state import AppState
-from meshwright.run.serve.server.endpoint import Endpoint, authenticate
+from meshwright.run.serve.server.endpoint import Endpoint, authenticate, json_reader
+from meshwright.run.serve.server.host_check import HostCheckMiddleware, allowed_hosts
+from meshwright.run.serve.server.input_processing.inline_processor import InlineInputProcessor
+from meshwright.run.serve.server.input_processing.prepared import InputProcessor, RequestKind
 from meshwright.run.serve.server.lifecycle_routes import (
     sleep_route,
     update_weights_route,
@@ -31,19 +35,19 @@ from meshwright.run.serve.server.openapi import RouteSpec, build_openapi_documen
 from meshwright.run.serve.server.protocol import request_schema, response_schema
 from meshwright.run.serve.server.server_config import ServerConfig
 from meshwright.run.serve.server.sse import encode
-from meshwright.run.serve.server.tokenize_routes import detokenize_route, tokenize_route
+from meshwright.run.serve.server.tokenize_routes import prepared_answer_route
 from meshwright.run.serve.server.tracing import RequestTracer, tracer_from_environment
 from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 
 ERROR_STATUSES = (400, 401, 408, 413, 415, 429, 503, 504)
-# path, body, handler, its answer, who may, what it does
-POST_ROUTES: list[tuple[str, Any, Any, type, str]] = [
+POST_ROUTES: list[tuple[str, Any, Any, type, str, RequestKind]] = [
     (
         "/v1/completions",
         request_schema.CompletionRequest,
         create_completion,
         response_schema.CompletionResponse,
         "Continue prompts",
+        "completion",
     ),
     (
         "/v1/chat/completions",
@@ -51,6 +55,7 @@ POST_ROUTES: list[tuple[str, Any, Any, type, str]] = [
         create_chat_completion,
         response_schema.ChatCompletionResponse,
         "Answer messages",
+        "chat",
     ),
     (
         "/v1/embeddings",
@@ -58,22 +63,26 @@ POST_ROUTES: list[tuple[str, Any, Any, type, str]] = [
         create_embedding,
         response_schema.EmbeddingResponse,
         "Make vectors of texts",
+        "embedding",
     ),
     (
         "/tokenize",
         request_schema.TokenizeRequest,
-        tokenize_route,
+        prepared_answer_route,
         response_schema.TokenizeResponse,
         "Tokens of a text",
+        "tokenize",
     ),
     (
         "/detokenize",
         request_schema.DetokenizeRequest,
-        detokenize_route,
+        prepared_answer_route,
         response_schema.DetokenizeResponse,
         "Text of tokens",
+        "detokenize",
     ),
 ]
+"""Path, body, handler, its answer, what it does, and how it is prepared."""
 ADMIN_POST_ROUTES: list[tuple[str, Any, Any, type, str]] = [
     (
         "/sleep",
@@ -105,6 +114,7 @@ def create_app(
     settings: ServerConfig,
     *,
     spans: RequestTracer | None = None,
+    input_processor: InputProcessor | None = None,
 ) -> Starlette:
     """Return the server of an engine.
 
@@ -112,23 +122,30 @@ def create_app(
         engine: What answers; the server closes it when it ends.
         tokenizer: The model's tokenizer.
         settings: Names and limits.
+        input_processor: What decodes, renders and tokenises requests; left out, this process does,
+            without bounds on the time and memory of chat templates.
         spans: Where traces go; left out, the environment's OpenTelemetry endpoint, if one is set.
 
     Raises:
         InputError: Where a file of keys cannot be read.
         MissingDependency: Where an endpoint for traces is set and OpenTelemetry is not installed.
     """
-    desk = AppState(engine, tokenizer, settings, spans or tracer_from_environment())
+    input_processor = input_processor or InlineInputProcessor(tokenizer, settings)
+    desk = AppState(
+        engine, tokenizer, settings, spans or tracer_from_environment(), input_processor
+    )
     views = InfoRoutes(desk)
     routes = [*views.routes()]
     told = [*views.documented_routes()]
-    for path, body, handle, reply, summary in POST_ROUTES:
-        routes.append(Route(path, Endpoint(desk, body, handle), methods=["POST"]))
+    for path, body, handle, reply, summary, kind in POST_ROUTES:
+        read = partial(desk.prepare, kind)
+        routes.append(Route(path, Endpoint(desk, read, handle), methods=["POST"]))
         told.append(
             RouteSpec("post", path, summary, reply, True, (*ERROR_STATUSES, 404, 501), body)
         )
     for path, body, handle, reply, summary in ADMIN_POST_ROUTES:
-        routes.append(Route(path, Endpoint(desk, body, handle, "admin"), methods=["POST"]))
+        read_admin = json_reader(body)
+        routes.append(Route(path, Endpoint(desk, read_admin, handle, "admin"), methods=["POST"]))
         lacks = not any(field.required for field in msgspec.structs.fields(body))
         told.append(
             RouteSpec("post", path, summary, reply, True, (*ERROR_STATUSES, 403, 501), body, lacks)
@@ -141,11 +158,14 @@ def create_app(
         try:
             yield
         finally:
+            await input_processor.close()
             await engine.close()
 
     middleware = [
         Middleware(AccessLogMiddleware, metrics=desk.metrics, paths=paths, log=settings.access_log)
     ]
+    if (hosts := allowed_hosts(settings)) is not None:
+        middleware.append(Middleware(HostCheckMiddleware, hosts=hosts))
     if settings.allowed_origins:
         middleware.append(
             Middleware(

@@ -5,63 +5,27 @@ And everything that can come between: keys, sizes, times, clients that leave, th
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import inspect
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from meshwright.run.serve.server.admission import RequestContext
-from meshwright.run.serve.server.api_errors import ApiError, invalid_body
+from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.api_keys import ApiKeys
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
+from meshwright.run.serve.server.body_decoding import decode_body
 from meshwright.run.serve.server.sse import send_events
 from meshwright.run.serve.server.tracing import TraceSpan, record_error
 
-_NULL = b"null"
-
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-_items = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-def drop_unknown_nulls(data: bytes, body: type) -> bytes:
-    """Return JSON without the null fields that a body does not know, at any depth of it.
-
-    What is no part of a known field's type, such as the schema of a tool, stays as it is written.
-    """
-    return bytes(_stripped(msgspec.Raw(data), inspect.type_info(body)))
-
-
-def _stripped(raw: msgspec.Raw, kind: inspect.Type) -> msgspec.Raw:
-    first = bytes(raw).lstrip()[:1]
-    for each in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
-        if isinstance(each, inspect.StructType) and first == b"{":
-            return _struct(raw, each)
-        if isinstance(each, inspect.ListType) and first == b"[":
-            return _written([_stripped(item, each.item_type) for item in _items.decode(raw)])
-    return raw
-
-
-def _struct(raw: msgspec.Raw, kind: inspect.StructType) -> msgspec.Raw:
-    known = {field.encode_name: field.type for field in kind.fields}
-    return _written(
-        {
-            name: _stripped(value, known[name]) if name in known else value
-            for name, value in _fields.decode(raw).items()
-            if name in known or bytes(value).strip() != _NULL
-        }
-    )
-
-
-def _written(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
-BodyT = TypeVar("BodyT", bound=msgspec.Struct)
-
+MAX_ADMIN_BODY_BYTES = 2**16
+"""Bodies of administrative requests are decoded in the event loop."""
+BodyT = TypeVar("BodyT")
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+BodyReader = Callable[[bytes], Awaitable[BodyT]]
+"""Makes the value that a handler takes of the bytes of a body."""
 RequiredKey = Literal["key", "admin"]
 
 
@@ -71,15 +35,17 @@ class Endpoint(Generic[BodyT]):
     def __init__(
         self,
         app_state: AppState,
-        body: type[BodyT],
+        read_body: BodyReader[BodyT],
         handle: Callable[[AppState, BodyT, RequestContext], Awaitable[ResponseBody]],
         guard: RequiredKey = "key",
     ) -> None:
         self._desk = app_state
-        self._body, self._decoder = body, msgspec.json.Decoder(body)
-        self._empty = guard == "admin"
+        self._read_body = read_body
         self._handle = handle
         self._guard: RequiredKey = guard
+        self._max_body_bytes = app_state.config.max_body_bytes
+        if guard == "admin":
+            self._max_body_bytes = min(self._max_body_bytes, MAX_ADMIN_BODY_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -96,9 +62,9 @@ class Endpoint(Generic[BodyT]):
         span = desk.tracer.start_span(headers) if desk.tracer is not None else None
         try:
             call.tenant = authenticate(desk, headers, self._guard)
-            data = await _read(headers, receive, desk)
+            data = await _read(headers, receive, self._max_body_bytes, desk.config.body_timeout_s)
             watch = asyncio.create_task(_watch(receive, call))
-            answer = await self._handle(desk, self._decoded(data), call)
+            answer = await self._handle(desk, await self._read_body(data), call)
             if isinstance(answer, bytes):
                 response = Response(answer, media_type="application/json")
                 await response(scope, receive, send)
@@ -146,19 +112,14 @@ class Endpoint(Generic[BodyT]):
                 record_error(span, context.error)
             span.end()
 
-    def _decoded(self, data: bytes) -> BodyT:
-        data = data or b"{}" if self._empty else data
-        try:
-            try:
-                return self._decoder.decode(data)
-            except msgspec.ValidationError as error:
-                if "unknown field" not in str(error):
-                    raise
-                return self._decoder.decode(drop_unknown_nulls(data, self._body))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise invalid_body(error) from None
-        except RecursionError:
-            raise ApiError(400, "The body is nested too deeply", code="invalid_json") from None
+
+def json_reader(body: type[StructT]) -> BodyReader[StructT]:
+    """Return what decodes small bodies, which may be empty."""
+
+    async def read(data: bytes) -> StructT:
+        return decode_body(data or b"{}", body)
+
+    return read
 
 
 def authenticate(app_state: AppState, headers: Headers, guard: RequiredKey) -> str:
@@ -198,9 +159,8 @@ def _holder(keys: ApiKeys, given: str, what: str) -> str:
     return holder
 
 
-async def _read(headers: Headers, receive: Receive, app_state: AppState) -> bytes:
+async def _read(headers: Headers, receive: Receive, most: int, limit_s: float) -> bytes:
     """Return the body, which must be JSON, not too large, and come in time."""
-    most = app_state.config.max_body_bytes
     length = headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
         raise _too_large(most)
@@ -208,7 +168,7 @@ async def _read(headers: Headers, receive: Receive, app_state: AppState) -> byte
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(app_state.config.body_timeout_s):
+        async with asyncio.timeout(limit_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -221,7 +181,6 @@ async def _read(headers: Headers, receive: Receive, app_state: AppState) -> byte
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
-        limit_s = app_state.config.body_timeout_s
         what = f"The body took longer than {limit_s:g} s"
         raise ApiError(408, what, code="request_timeout") from None
     # Pages of a browser can send other types to any address without asking first.

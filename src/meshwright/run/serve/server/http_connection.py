@@ -21,6 +21,10 @@ if sys.platform != "win32":
     from fcntl import ioctl
     from termios import TIOCOUTQ
 
+_LINGER_S = 1.0
+"""How long a connection stays open behind its last answer for what the client still sends."""
+_REQUEST_LINE_BYTES = len("GET  HTTP/1.1\r\n\r\n")
+_HEADER_EXTRA_BYTES = len(": \r\n")
 _UPGRADE = re.compile(rb"(\r\n)u(pgrade:)", re.IGNORECASE)
 
 
@@ -36,7 +40,11 @@ class HttpConnection(HttpToolsProtocol):
         self._in_body = False
         """Whether the rest of a request is."""
         self._heads = self._head_bytes = 0
-        """Heads that came to their end, and bytes of one that has not."""
+        """Heads that came to their end, and bytes received of one that has not."""
+        self._parsed_head_bytes = 0
+        """Bytes of the head that is parsed, without spaces that mean nothing."""
+        self._is_refused = False
+        """Whether a head was too large: the connection is closing, and nothing else is read."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
@@ -55,9 +63,13 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless a head has become too long."""
+        if self._closes():
+            return
         heads = self._heads
         super().data_received(data if self._in_body else _staying(data))
-        if self._in_head:
+        if self._closes():
+            self._refuse_head()
+        elif self._in_head:
             # What came with the end of another head is mostly no part of this one.
             self._head_bytes += len(data) if heads == self._heads else 0
             if (
@@ -73,8 +85,30 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the rest of a head; that of the first request since the connection was made."""
         super().on_message_begin()
+        self._parsed_head_bytes = _REQUEST_LINE_BYTES
         if not self._in_head:
             self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the address."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        self._count_head(len(name) + len(value) + _HEADER_EXTRA_BYTES)
+        super().on_header(name, value)
+
+    def _closes(self) -> bool:
+        """Tell whether a head was refused, which parsing finds out."""
+        return self._is_refused
+
+    def _count_head(self, size: int) -> None:
+        """Count a part of a head, and parse no further where that is too large."""
+        self._parsed_head_bytes += size
+        if self._parsed_head_bytes > self.server_config.max_header_bytes:
+            self._is_refused = True
+            raise ValueError("the head is too large")
 
     def on_headers_complete(self) -> None:
         """Begin with a request."""
@@ -122,7 +156,13 @@ class HttpConnection(HttpToolsProtocol):
                 self.server_config.header_timeout_s, self._late_head
             )
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless that is a head that was left because of its size."""
+        if not self._is_refused:
+            super().send_400_response(msg)
+
     def _refuse_head(self) -> None:
+        self._is_refused = True
         if not self._is_free():
             self.transport.abort()
             return
@@ -135,7 +175,11 @@ class HttpConnection(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        # Closed at once, with bytes of the client unread, the system would take the answer back.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        _stop(self._head_timer)
+        self._head_timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
     # What it is sent.
 

@@ -24,6 +24,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where to listen; other machines reach it under `0.0.0.0` or an address of this one."""
     port: int = 8000
     """0 takes any free one."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Values of the `Host` header besides this machine's own, such as `llm.example.com`; `*` for
+    all. Where it is empty, the header is checked only by a server on a loopback address."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call from a browser, such as `https://chat.example.com`; `*` for all."""
 
@@ -39,6 +42,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The largest body of a request."""
     max_header_bytes: int = 64 * 2**10
     """The largest head of a request: its address and its headers."""
+    input_timeout_s: float = 30.0
+    """The longest that decoding a body, rendering its chat template and tokenising it may take."""
+    input_memory_bytes: int = 2 * 2**30
+    """The most memory that this may take."""
     max_prompt_tokens: int | None = None
     """The longest prompt; None leaves it to the model's context."""
     max_prompts_per_request: int = 256
@@ -83,6 +90,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             []
             if self.max_prompt_tokens is None
             else check_integer("max_prompt_tokens", self.max_prompt_tokens),
+            check_number("input_timeout_s", self.input_timeout_s, 0.001, 1e9),
+            check_integer("input_memory_bytes", self.input_memory_bytes, least=2**26),
             check_number("request_timeout_s", self.request_timeout_s, 0.001, 1e9),
             check_number("body_timeout_s", self.body_timeout_s, 0.001, 1e9),
             check_number("header_timeout_s", self.header_timeout_s, 0.001, 1e9),

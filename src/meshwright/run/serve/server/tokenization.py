@@ -1,51 +1,77 @@
-"""Tokenization off the event loop, and its problems as errors of a request."""
+"""`PromptEncoder`: the tokens of texts and chats, with an early end for those that are too long."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
-
-import msgspec
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.server.api_errors import ApiError, unservable_request
+from meshwright.run.serve.tokenizer.token_count_bound import TokenCountBound
+from meshwright.run.serve.tokenizer.tokenizer import Tokenizer
 from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 
-THREAD_THRESHOLD_CHARS = 20_000
-"""Characters beyond which a text is read in a thread: about a millisecond of other streams."""
-Made = TypeVar("Made")
 
+class PromptEncoder:
+    """Encodes what requests give as prompts."""
 
-async def encode_text(
-    tokenizer: TokenizerLike, text: str, param: str, *, special: bool
-) -> tuple[int, ...]:
-    """Return the tokens of a text; a long one is read in a thread."""
-    return await run_in_thread_if_long(
-        lambda: tuple(tokenizer.encode(text, special=special)), len(text), param
-    )
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self.tokenizer = tokenizer
+        self._bound = (
+            TokenCountBound(tokenizer.backend_tokenizer)
+            if isinstance(tokenizer, Tokenizer)
+            else None
+        )
 
+    def names_role(self, role: str) -> bool:
+        """Tell whether the model's chat template has something for a role; yes where unknown."""
+        if not isinstance(self.tokenizer, Tokenizer) or self.tokenizer.chat_template is None:
+            return True
+        return self.tokenizer.chat_template.names_role(role)
 
-async def encode_chat_prompt(
-    tokenizer: TokenizerLike,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    values: Mapping[str, Any],
-    *,
-    goes_on: bool = False,
-) -> tuple[int, ...]:
-    """Return the tokens of a chat; one that `goes_on` ends within its last message."""
+    def encode_text(
+        self, text: str, param: str, *, special: bool, max_tokens: int
+    ) -> tuple[int, ...]:
+        """Return the tokens of a text, which may be more than `max_tokens` where that is near."""
+        if self._bound is not None and self._bound.exceeds(text, max_tokens):
+            raise too_many_tokens(param, max_tokens)
+        try:
+            return tuple(self.tokenizer.encode(text, special=special))
+        except InputError as error:
+            raise unservable_request(error, param) from None
 
-    def tokens() -> tuple[int, ...]:
-        text = tokenizer.apply_chat_template(messages, tools, **values)
-        if goes_on:
-            text = _to_the_end_of(str(messages[-1].get("content") or ""), text)
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        values: Mapping[str, Any],
+        *,
+        max_tokens: int,
+        continues: bool = False,
+    ) -> tuple[int, ...]:
+        """Return the tokens of a chat; one that `continues` ends within its last message."""
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tools, **values)
+            if continues:
+                text = _cut_after(str(messages[-1].get("content") or ""), text)
+        except InputError as error:
+            raise unservable_request(error, "messages") from None
         # The template writes the first token itself.
-        return tuple(tokenizer.encode(text, special=False))
+        return self.encode_text(text, "messages", special=False, max_tokens=max_tokens)
 
-    size = len(msgspec.json.encode((messages, tools, values)))
-    return await run_in_thread_if_long(tokens, size, "messages")
+    def decode(self, tokens: Sequence[int], param: str) -> str:
+        """Return the text of tokens, special ones included."""
+        try:
+            return self.tokenizer.decode(tokens, skip_special=False)
+        except InputError as error:
+            raise unservable_request(error, param) from None
 
 
-def _to_the_end_of(last: str, text: str) -> str:
+def too_many_tokens(param: str, max_tokens: int) -> ApiError:
+    """Return the error of a prompt that is certainly too long, whose tokens were not counted."""
+    what = f"`{param}` has more than {max_tokens} tokens, the maximum context length for it here"
+    return ApiError(400, what, param=param, code="context_length_exceeded")
+
+
+def _cut_after(last: str, text: str) -> str:
     """Return a chat up to the end of its last message, which templates may trim."""
     for written in (last, last.strip()):
         at = text.rfind(written) if written else -1
@@ -54,14 +80,6 @@ def _to_the_end_of(last: str, text: str) -> str:
     where = "continue_final_message"
     what = "the last message has no text that the template writes as it is"
     raise InputError([Problem(where, what, "give it text, or leave this out")])
-
-
-async def run_in_thread_if_long(work: Callable[[], Made], length: int, param: str) -> Made:
-    """Return what some work makes, which is done in a thread where it has much to read."""
-    try:
-        return await asyncio.to_thread(work) if length > THREAD_THRESHOLD_CHARS else work()
-    except InputError as error:
-        raise unservable_request(error, param) from None
 
 
 def validate_token_ids(

@@ -1,23 +1,29 @@
 """`ChatTemplate`: messages to the text a model was trained to read them as.
 
-Templates are programs in Jinja that come with the weights. They run in Jinja's sandbox, which shows
-them the messages and nothing of this process, with the few names that templates of published models
+Templates are programs in Jinja that come with the weights. They run in the sandbox of
+`template_sandbox`, which bounds their time, with the few names that templates of published models
 expect: `raise_exception`, `strftime_now`, `tojson`, loop controls, and the tag `generation`, which
 marks what the model itself would write: `render_with_spans` tells where that is.
+
+The sandbox does not bound memory. `mw serve` renders in a process whose memory is bounded
+(`server.input_processing`).
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.errors import InputError, MissingDependency, Problem
 
+if TYPE_CHECKING:
+    from meshwright.run.serve.tokenizer.template_sandbox import TemplateProgram
+
 TemplateMessage = Mapping[str, Any]
 _BEGINS, _ENDS = "_generation_begins", "_generation_ends"
-"""What the tag `generation` writes around its text: nothing, but where somebody asks."""
+"""Names that the tag `generation` writes around its text: empty unless somebody asks for spans."""
+MAX_TEMPLATE_CHARS = 2**20
+"""Characters of a template: published ones have at most some 20,000."""
 
 
 class RenderedChat(NamedTuple):
@@ -34,9 +40,16 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile a template; `special_tokens` are those that it may write, such as `bos_token`."""
         self.source, self.special_tokens = source, dict(special_tokens or {})
-        self._failures, self._template, marks = _compile(source)
-        self.has_generation_marks = marks
+        if len(source) > MAX_TEMPLATE_CHARS:
+            what = f"has {len(source):,} characters, and {MAX_TEMPLATE_CHARS:,} are read"
+            raise InputError([Problem("chat_template", what, "shorten it, or use another one")])
+        self._program = _compile(source)
+        self.has_generation_marks = self._program.has_generation_marks
         """Whether it says what the model itself writes."""
+
+    def names_role(self, role: str) -> bool:
+        """Tell whether the template has something of its own for a role."""
+        return f"'{role}'" in self.source or f'"{role}"' in self.source
 
     def render(
         self,
@@ -50,21 +63,21 @@ class ChatTemplate:
 
         Raises `InputError` where the template refuses the messages.
         """
-        given = {**self.special_tokens, **more}
+        given = {_BEGINS: "", _ENDS: "", **self.special_tokens, **more}
         try:
-            text: str = self._template(
+            return self._program.render(
                 messages=[dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 documents=given.pop("documents", None),
                 add_generation_prompt=add_generation_prompt,
                 **given,
             )
-        except self._failures as error:
-            what = f"the model's chat template refuses them: {error}"
+        # A template is a program of somebody else's: whatever it raises is its own fault.
+        except Exception as error:
+            what = f"the model's chat template refuses them: {_reason(error)}"
             raise InputError(
                 [Problem("messages", what, "follow what the model expects")]
             ) from error
-        return text
 
     def render_with_spans(
         self,
@@ -108,73 +121,26 @@ def _between(parts: Sequence[str], begin: str, end: str) -> RenderedChat:
     return RenderedChat(text, tuple(spans))
 
 
-def _compile(source: str) -> tuple[tuple[type[Exception], ...], Callable[..., str], bool]:
-    """Return what a template may raise, what renders it, and whether it marks what models write."""
+def _compile(source: str) -> "TemplateProgram":
     try:
-        import jinja2
-        from jinja2 import nodes
-        from jinja2.ext import Extension
-        from jinja2.parser import Parser
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from meshwright.run.serve.tokenizer.template_sandbox import TemplateProgram
     except ImportError as error:
         hint = "pip install 'meshwright[serve]'"
         raise MissingDependency(
             "chat templates need jinja2, which is not installed", hint
         ) from error
-
-    marks: list[int] = []
-
-    class Generation(Extension):
-        """Reads `{% generation %}` … `{% endgeneration %}` as what stands between."""
-
-        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            line = next(parser.stream).lineno
-            marks.append(line)
-            inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-            def written(name: str) -> nodes.Node:
-                return nodes.Output([nodes.Name(name, "load")], lineno=line)
-
-            return [written(_BEGINS), *inside, written(_ENDS)]
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = _now
-    environment.globals[_BEGINS] = environment.globals[_ENDS] = ""
     try:
-        template = environment.from_string(source)
-    except jinja2.TemplateError as error:
-        what = f"is no Jinja template: {error}"
+        return TemplateProgram(source, generation_marks=(_BEGINS, _ENDS))
+    # Jinja refuses what it cannot read, and Python does not compile blocks that nest too deeply.
+    except Exception as error:
+        what = f"is no Jinja template: {_reason(error)}"
         raise InputError([Problem("chat_template", what, "mend it, or use another one")]) from error
-    faults = (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError)
-    return (*faults, TypeError, ValueError), template.render, bool(marks)
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON as it is: Jinja's own filter escapes what has a meaning in HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _now(pattern: str) -> str:
-    """Return the local date, as templates that tell the model of it expect."""
-    return datetime.now().astimezone().strftime(pattern)
+def _reason(error: Exception) -> str:
+    """Return why a template failed, in one line."""
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    if isinstance(error, MemoryError):
+        return "it needs more memory than it may have"
+    return str(error) or type(error).__name__

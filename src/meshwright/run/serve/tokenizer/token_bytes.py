@@ -40,7 +40,7 @@ class TokenBytes:
         if piece is None:
             return b""
         if "ByteLevel" in self._kind:
-            letters = _letters()
+            letters = byte_letters()
             if all(letter in letters for letter in piece):
                 return bytes(letters[letter] for letter in piece)
         elif byte := _BYTE.fullmatch(piece):
@@ -53,7 +53,7 @@ class TokenBytes:
 
 
 @cache
-def _letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """Return the byte of each letter that byte-level BPE writes.
 
     Bytes that print in Latin-1 are themselves; the others have the letters from U+0100 up, in their

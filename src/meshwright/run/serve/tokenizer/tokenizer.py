@@ -17,10 +17,8 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.file_errors import convert_library_errors
 from meshwright.run.nn.huggingface.tokenizer_json import MAX_VOCAB_SIZE, open_tokenizer_json
-from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.sampling_params import SamplingParams
 from meshwright.run.serve.tokenizer.chat_template import ChatTemplate, TemplateMessage
-from meshwright.run.serve.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from meshwright.run.serve.tokenizer.message_format import normalize_messages
 from meshwright.run.serve.tokenizer.token_bytes import TokenBytes
 from meshwright.spec.file_formats import load_data, read_text
@@ -146,10 +144,18 @@ class Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read the words of the model that lies at a path."""
     path = Path(path)
+    if path.is_dir():
+        return _from_folder(path)
+    # Reading GGUF needs torch, which processes that only tokenise do without.
+    from meshwright.run.serve.model.gguf_file import is_gguf
+
     return _from_gguf(path) if is_gguf(path) else _from_folder(path)
 
 
 def _from_gguf(path: Path) -> Tokenizer:
+    from meshwright.run.serve.model.gguf_file import GgufFile
+    from meshwright.run.serve.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+
     with GgufFile(path) as file:
         tokenizer, special, ends = tokenizer_from_gguf(file)
         template = file.metadata_str("tokenizer.chat_template", "")

@@ -7,10 +7,14 @@ told as well, and then ends the worker: nobody knows what it left.
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from meshwright.errors import InputError, MeshwrightError, Problem
@@ -42,7 +46,10 @@ from meshwright.run.serve.worker.protocol import (
 LOG = logging.getLogger("meshwright.server")
 UtilityHandler = Callable[[UtilityCall], UtilityResult | EmbeddingJob]
 """Performs a call, or returns what is to go on with between turns."""
+GRAMMAR_NICENESS = 10
 _BEAT_S = 0.25
+_INBOX_S = 0.01
+"""How long messages are read before the next step, where requests are under way."""
 
 
 class _Fetched(NamedTuple):
@@ -50,6 +57,13 @@ class _Fetched(NamedTuple):
 
     asked: AddRequest
     brought: bytearray | KVTransferError
+
+
+class _Validated(NamedTuple):
+    """A request whose grammar was compiled, or why it cannot be answered."""
+
+    asked: AddRequest
+    error: Exception | None
 
 
 class EngineWorker:
@@ -66,12 +80,14 @@ class EngineWorker:
         """Send pieces as they come, or answers `whole`."""
         self._send, self._engine, self._perform = send, engine, perform
         self._whole = whole
-        self._inbox: deque[WorkerMessage | _Fetched] = deque()
+        self._inbox: deque[WorkerMessage | _Fetched | _Validated] = deque()
         self._wake = threading.Event()
         self._answers: dict[int, list[SequenceState]] = {}
         self._ready: list[tuple[int, RequestOutput]] = []
         self._fetching: set[int] = set()
-        """Asks whose keys and values are on their way, and that nobody has cancelled."""
+        """Asks whose keys and values are on their way, or whose grammars are compiled, and that
+        nobody has cancelled."""
+        self._compiling = ThreadPoolExecutor(2, "grammars", initializer=_lower_priority)
         self._embedding: dict[int, EmbeddingJob] = {}
         """Prompts to embed, those that came first in front."""
         self._beat_s = 0.0
@@ -88,8 +104,11 @@ class EngineWorker:
 
     def run_step(self) -> bool:
         """Do what was asked, then one step of the engine; tell whether there is more to do."""
+        until_s = time.monotonic() + _INBOX_S
         while self._inbox:
             self._do(self._inbox.popleft())
+            if time.monotonic() > until_s and not self._engine.is_idle:
+                break  # many requests, or long ones: those that run get their next tokens first
         embedded = self._embed()
         worked = self._engine.step() or embedded
         for sink, piece in self._engine.take_outputs():
@@ -105,17 +124,17 @@ class EngineWorker:
             self._ready = []
         return not idle
 
-    def _do(self, message: WorkerMessage | _Fetched) -> None:
+    def _do(self, message: WorkerMessage | _Fetched | _Validated) -> None:
         match message:
+            case AddRequest(_, ask) if ask.sampling_params.structured_outputs is not None:
+                self._compile(message)
             case AddRequest(number, ask):
                 self._try(number, lambda: self._ask(number, ask))
-            case _Fetched(AddRequest(number, ask), brought):
-                if number in self._fetching:
-                    self._fetched(number)
-                    self._try(number, lambda: self._add(number, ask, brought))
+            case _Fetched() | _Validated():
+                self._go_on(message)
             case AddRequests(asks):
-                for each in asks:
-                    self._do(each)
+                for number, ask in ((each.request_id, each.request) for each in asks):
+                    self._try(number, partial(self._ask, number, ask))
             case AbortRequest(number):
                 self._cancel(number)
             case UtilityCall(number, "embed"):
@@ -124,6 +143,17 @@ class EngineWorker:
                 self._change(message)
             case StartEngine():
                 pass
+
+    def _go_on(self, done: _Fetched | _Validated) -> None:
+        """Go on with a request that another thread worked for, unless it was cancelled."""
+        number, ask = done.asked.request_id, done.asked.request
+        if number not in self._fetching:
+            return
+        self._fetched(number)
+        if isinstance(done, _Fetched):
+            self._try(number, lambda: self._add(number, ask, done.brought))
+        else:
+            self._try(number, lambda: self._ask(number, ask, done.error))
 
     def _try(self, number: int, work: Callable[[], None]) -> bool:
         """Do something that leaves the engine as it is where it fails; tell whether it did not."""
@@ -137,7 +167,25 @@ class EngineWorker:
             self._send(_failed(number, error))
         return False
 
-    def _ask(self, number: int, request: Request) -> None:
+    def _compile(self, asked: AddRequest) -> None:
+        """Compile the grammar of a request in a thread: large ones take seconds."""
+        self._fetching.add(asked.request_id)
+        self._engine.pending_external_jobs += 1
+
+        def compile_grammar() -> None:
+            error: Exception | None = None
+            try:
+                self._engine.validate_request(asked.request)
+            except Exception as raised:  # noqa: BLE001  the client is told, in the worker's thread
+                error = raised
+            self._inbox.append(_Validated(asked, error))
+            self._wake.set()
+
+        self._compiling.submit(compile_grammar)
+
+    def _ask(self, number: int, request: Request, error: Exception | None = None) -> None:
+        if error is not None:
+            raise error
         if request.remote_kv is None:
             self._add(number, request)
             return
@@ -240,6 +288,12 @@ class EngineWorker:
                     self._answers.pop(number, None)
 
         return sink
+
+
+def _lower_priority() -> None:
+    """Let a thread give way to those that make steps, where threads have priorities."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GRAMMAR_NICENESS)
 
 
 def _failed(number: int, error: Exception) -> RequestRejected:

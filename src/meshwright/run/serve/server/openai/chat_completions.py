@@ -6,23 +6,16 @@ from typing import Any
 import msgspec
 
 from meshwright.run.serve.output.output_delta import OutputDelta, OutputParser
-from meshwright.run.serve.request import RequestOutput, TokenLogprob
+from meshwright.run.serve.request import RequestOutput
 from meshwright.run.serve.server.admission import RequestContext
-from meshwright.run.serve.server.api_errors import invalid_request
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
+from meshwright.run.serve.server.input_processing.prepared import PreparedChat
 from meshwright.run.serve.server.openai.choice_stream import ChoiceStream
-from meshwright.run.serve.server.protocol.logprobs_format import format_chat_logprobs
-from meshwright.run.serve.server.protocol.request_conversion import (
-    build_requests,
-    build_sampling_params,
-    build_structured_outputs,
-    convert_chat_messages,
-    get_request_field_names,
-    require_chat_template_kwargs,
-    resolve_lora,
-    resolve_model,
+from meshwright.run.serve.server.protocol.logprobs_format import (
+    encode_chat_logprobs,
+    format_chat_logprobs,
+    join_chat_logprobs,
 )
-from meshwright.run.serve.server.protocol.request_schema import ChatCompletionRequest
 from meshwright.run.serve.server.protocol.response_schema import (
     ChatCompletionResponse,
     ChatResponseChoice,
@@ -31,75 +24,44 @@ from meshwright.run.serve.server.protocol.response_schema import (
     ResponseFunctionCall,
     ResponseToolCall,
 )
-from meshwright.run.serve.server.protocol.tool_choice import resolve_tool_choice
 from meshwright.run.serve.server.sse import ChunkTemplate, TokenCounter, encode
-from meshwright.run.serve.server.tokenization import encode_chat_prompt
 from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 
 
 async def create_chat_completion(
-    app_state: AppState, body: ChatCompletionRequest, context: RequestContext
+    app_state: AppState, prepared: PreparedChat, context: RequestContext
 ) -> ResponseBody:
     """Answer a chat."""
-    settings = app_state.config
-    model = resolve_model(body.model, settings)
-    if body.max_tokens and body.max_completion_tokens not in (None, body.max_tokens):
-        raise invalid_request(
-            "`max_tokens` and `max_completion_tokens` differ: give one", "max_tokens"
-        )
-    if body.top_logprobs and not body.logprobs:
-        raise invalid_request("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
-    tools = resolve_tool_choice(body)
-    grammar = build_structured_outputs(body, body.response_format)
-    if grammar is not None and tools.structured_outputs is not None:
-        raise invalid_request(
-            "`tool_choice` demands a call, which excludes another form", "tool_choice"
-        )
-    sampling = build_sampling_params(
-        body,
-        settings,
-        app_state.tokenizer,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar or tools.structured_outputs,
+    (request,) = prepared.requests
+    parsers = app_state.output_parsers
+    maker = parsers.parser_builder(
+        prepared.tools, request.prompt_token_ids, constrained=prepared.constrained
     )
-    prompt = await encode_chat_prompt(
-        app_state.tokenizer,
-        convert_chat_messages(body.messages),
-        tools.template_tools,
-        collect_template_values(body),
-        goes_on=bool(body.continue_final_message),
-    )
-    maker = app_state.output_parsers.parser_builder(tools, prompt, constrained=grammar is not None)
-    (ask,) = build_requests(
-        [prompt],
-        sampling,
-        body,
-        length=app_state.engine.max_model_len,
-        settings=settings,
-        tenant=context.tenant,
-        adapter=resolve_lora(model, settings),
-        shown=app_state.output_parsers.visible_special_tokens(tools),
-    )
-    context.field_names = get_request_field_names(body)
-    replies = app_state.submit([ask], context)
-    told = bool(body.logprobs)
-    ids = bool(body.return_token_ids)
+    shown = parsers.visible_special_tokens(prepared.tools)
+    request = msgspec.structs.replace(request, visible_special_tokens=shown)
+    context.field_names = prepared.field_names
+    replies = await app_state.submit([request], context)
+    ids, choices = prepared.return_token_ids, range(request.sampling_params.n)
     name = f"chatcmpl-{context.request_id}"
-    if body.stream:
+    if prepared.stream:
         frame = ChunkTemplate(
             name,
             "chat.completion.chunk",
             app_state.current_time_s(),
-            model,
-            app_state.usage_reporting(body.stream_options),
+            prepared.model,
+            prepared.usage,
         )
         said = [
             ChatChoiceEvents(at, maker, context.request_id, app_state.tokenizer, tell_ids=ids)
-            for at in range(sampling.n)
+            for at in choices
         ]
         return ChoiceStream(replies, said, frame)
-    whole = [ChatChoiceCollector(at, maker, context.request_id) for at in range(sampling.n)]
+    whole = [
+        ChatChoiceCollector(
+            at, maker, context.request_id, app_state.tokenizer if prepared.logprobs else None
+        )
+        for at in choices
+    ]
     while pieces := (await replies.next_outputs())[1]:
         for piece in pieces:
             whole[piece.index].add(piece)
@@ -107,28 +69,12 @@ async def create_chat_completion(
         ChatCompletionResponse(
             id=name,
             created=app_state.current_time_s(),
-            model=model,
-            choices=[
-                one.build_choice(app_state.tokenizer, tell=told, tell_ids=ids) for one in whole
-            ],
+            model=prepared.model,
+            choices=[choice.build_choice(tell_ids=ids) for choice in whole],
             usage=replies.build_usage(),
-            prompt_token_ids=list(prompt) if ids else msgspec.UNSET,
+            prompt_token_ids=list(request.prompt_token_ids) if ids else msgspec.UNSET,
         )
     )
-
-
-def collect_template_values(body: ChatCompletionRequest) -> dict[str, Any]:
-    """Return what the template is given beside messages and tools."""
-    begins = body.add_generation_prompt
-    if begins and body.continue_final_message:
-        what = "`continue_final_message` goes on with an answer, and `add_generation_prompt` begins"
-        raise invalid_request(f"{what} one: give one of both", "continue_final_message")
-    values: dict[str, Any] = {
-        "add_generation_prompt": not body.continue_final_message if begins is None else begins
-    }
-    if body.reasoning_effort is not None:
-        values["reasoning_effort"] = body.reasoning_effort
-    return {**values, **require_chat_template_kwargs(body.chat_template_kwargs)}
 
 
 OutputParserBuilder = Callable[[], OutputParser] | None
@@ -150,13 +96,22 @@ def to_openai_finish_reason(output: RequestOutput, calls: int) -> OpenAIFinishRe
 class ChatChoiceCollector:
     """One choice that is told at its end."""
 
-    def __init__(self, index: int, maker: OutputParserBuilder, request: str) -> None:
+    def __init__(
+        self,
+        index: int,
+        maker: OutputParserBuilder,
+        request: str,
+        tokenizer: TokenizerLike | None,
+    ) -> None:
+        """Collect a choice; with a `tokenizer`, its logprobs too."""
         self._index = index
         self._reader = maker() if maker is not None else None
         self._request = request
+        self._tokenizer = tokenizer
         self._heard: list[OutputDelta] = []
         self._last = RequestOutput()
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[bytes] = []
+        """JSON of them, written as they come: all at once would hold others up at the end."""
         self._tokens: list[int] = []
 
     def add(self, output: RequestOutput) -> None:
@@ -168,12 +123,11 @@ class ChatChoiceCollector:
         if output.finish_reason is not None:
             self._heard += self._reader.flush() if self._reader else []
             self._last = output
-        self._logprobs.extend(output.logprobs)
+        if output.logprobs and self._tokenizer is not None:
+            self._logprobs.append(encode_chat_logprobs(output.logprobs, self._tokenizer))
         self._tokens.extend(output.token_ids)
 
-    def build_choice(
-        self, tokenizer: TokenizerLike, *, tell: bool, tell_ids: bool
-    ) -> ChatResponseChoice:
+    def build_choice(self, *, tell_ids: bool) -> ChatResponseChoice:
         """Return it as a whole."""
         content = "".join(heard.content for heard in self._heard)
         thoughts = "".join(heard.reasoning for heard in self._heard)
@@ -198,7 +152,7 @@ class ChatChoiceCollector:
         return ChatResponseChoice(
             index=self._index,
             message=message,
-            logprobs=format_chat_logprobs(self._logprobs, tokenizer) if tell else None,
+            logprobs=None if self._tokenizer is None else join_chat_logprobs(self._logprobs),
             finish_reason=to_openai_finish_reason(self._last, len(calls)),
             stop_reason=self._last.stop_reason,
             token_ids=self._tokens if tell_ids else msgspec.UNSET,
@@ -227,6 +181,9 @@ class ChatChoiceEvents:
         self._head = b'{"index":%d,"delta":' % index
         self._around: tuple[bytes, bytes] | None = None
         """What stands around the text in most events."""
+
+    async def format_prompt(self, output: RequestOutput) -> None:
+        """Do nothing: chats tell nothing of their prompts."""
 
     def encode_events(
         self, output: RequestOutput, frame: ChunkTemplate, usage: TokenCounter

@@ -12,6 +12,9 @@ from meshwright.run.serve.server.sse import ChunkTemplate, TokenCounter
 class ChoiceEvents(Protocol):
     """One choice, as a request's kind of answer writes it."""
 
+    async def format_prompt(self, output: RequestOutput) -> None:
+        """Take the log-probabilities of a prompt, which are many, in parts."""
+
     def encode_events(
         self, output: RequestOutput, frame: ChunkTemplate, usage: TokenCounter
     ) -> bytes:
@@ -37,6 +40,9 @@ class ChoiceStream:
                 self._ended = True
                 return self._frame.final_events(self._replies.build_usage())
             choices, frame, usage = self._choices, self._frame, self._usage
+            for piece in pieces:
+                if piece.prompt_logprobs:
+                    await choices[first + piece.index].format_prompt(piece)
             if data := b"".join(
                 [
                     choices[first + piece.index].encode_events(piece, frame, usage)

@@ -1,30 +1,23 @@
 """`/v1/completions`: prompts continued."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from meshwright.run.serve.request import RequestOutput, TokenLogprob
 from meshwright.run.serve.server.admission import RequestContext
-from meshwright.run.serve.server.api_errors import ApiError, invalid_request
+from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
+from meshwright.run.serve.server.input_processing.prepared import PreparedCompletion
 from meshwright.run.serve.server.openai.choice_stream import ChoiceStream
 from meshwright.run.serve.server.protocol.logprobs_format import (
+    CompletionLogprobsWriter,
     TextOffsets,
     format_completion_logprobs,
     format_token,
     merge_completion_logprobs,
 )
-from meshwright.run.serve.server.protocol.request_conversion import (
-    build_requests,
-    build_sampling_params,
-    build_structured_outputs,
-    encode_prompts,
-    get_request_field_names,
-    resolve_lora,
-    resolve_model,
-)
-from meshwright.run.serve.server.protocol.request_schema import CompletionRequest
 from meshwright.run.serve.server.protocol.response_schema import (
     CompletionLogprobs,
     CompletionResponse,
@@ -33,118 +26,81 @@ from meshwright.run.serve.server.protocol.response_schema import (
 )
 from meshwright.run.serve.server.request_tracker import RequestTrackerGroup
 from meshwright.run.serve.server.sse import ChunkTemplate, TokenCounter, encode
+from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 
-DEFAULT_MAX_TOKENS = 16
-"""The API's own default."""
+PROMPT_PART_TOKENS = 256
+"""Tokens of a prompt whose log-probabilities are written at a time; streams go on in between."""
 
 
 async def create_completion(
-    app_state: AppState, body: CompletionRequest, context: RequestContext
+    app_state: AppState, prepared: PreparedCompletion, context: RequestContext
 ) -> ResponseBody:
     """Answer a request for completions."""
-    settings = app_state.config
-    model = resolve_model(body.model, settings)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise invalid_request("`best_of` greater than `n` is not supported.", "best_of")
-    if body.suffix:
-        raise invalid_request("`suffix` is not supported.", "suffix")
-    most = body.max_tokens
-    if most == 0 and not body.echo:
-        raise invalid_request("`max_tokens` is 0, which only `echo` has a use for", "max_tokens")
-    sampling = build_sampling_params(
-        body,
-        settings,
-        app_state.tokenizer,
-        # The engine has no answer of no tokens; the one that comes is left out below.
-        max_tokens=None if most is None else max(most, 1),
-        logprobs=body.logprobs,
-        grammar=build_structured_outputs(body, body.response_format),
-    )
-    prompts = await encode_prompts(
-        body.prompt,
-        app_state.tokenizer,
-        param="prompt",
-        most=settings.max_prompts_per_request,
-        special=body.add_special_tokens is not False,
-    )
-    asks = build_requests(
-        prompts,
-        sampling,
-        body,
-        length=app_state.engine.max_model_len,
-        settings=settings,
-        tenant=context.tenant,
-        adapter=resolve_lora(model, settings),
-        prompt_logprobs=body.logprobs if body.echo else None,
-        default=DEFAULT_MAX_TOKENS,
-    )
-    context.field_names = get_request_field_names(body)
-    replies = app_state.submit(asks, context)
-    replies.hide_output = most == 0
-    texts = [
+    requests = prepared.requests
+    context.field_names = prepared.field_names
+    replies = await app_state.submit(requests, context)
+    replies.hide_output = prepared.hide_output
+    choices = [
         CompletionChoiceEvents(
-            app_state,
-            body,
-            ask.prompt_token_ids,
-            at * ask.sampling_params.n + choice,
-            silent=most == 0,
-            written=_written(body.prompt, at),
+            app_state.tokenizer,
+            prepared,
+            request.prompt_token_ids,
+            at * request.sampling_params.n + choice,
+            text=prepared.texts[at] if prepared.echo else None,
         )
-        for at, ask in enumerate(asks)
-        for choice in range(ask.sampling_params.n)
+        for at, request in enumerate(requests)
+        for choice in range(request.sampling_params.n)
     ]
     name = f"cmpl-{context.request_id}"
-    if not body.stream:
-        choices = await _whole(replies, texts)
+    if not prepared.stream:
         return encode(
             CompletionResponse(
                 id=name,
                 created=app_state.current_time_s(),
-                model=model,
-                choices=choices,
+                model=prepared.model,
+                choices=await _collect(replies, choices),
                 usage=replies.build_usage(),
             )
         )
     frame = ChunkTemplate(
-        name,
-        "text_completion",
-        app_state.current_time_s(),
-        model,
-        app_state.usage_reporting(body.stream_options),
+        name, "text_completion", app_state.current_time_s(), prepared.model, prepared.usage
     )
-    return ChoiceStream(replies, texts, frame)
+    return ChoiceStream(replies, choices, frame)
 
 
-async def _whole(
-    replies: RequestTrackerGroup, texts: "Sequence[CompletionChoiceEvents]"
+async def _collect(
+    replies: RequestTrackerGroup, choices: "Sequence[CompletionChoiceEvents]"
 ) -> list[CompletionResponseChoice]:
-    parts: list[list[CompletionResponseChoice]] = [[] for _ in texts]
+    parts: list[list[CompletionResponseChoice]] = [[] for _ in choices]
+    logprobs = [CompletionLogprobsWriter() for _ in choices]
     while True:
         base, pieces = await replies.next_outputs()
         if not pieces:
-            return [_joined(each) for each in parts]
+            joined = zip(parts, logprobs, strict=True)
+            return [_joined(told, written.join()) for told, written in joined]
         for piece in pieces:
             at = base + piece.index
-            parts[at].append(texts[at].build_choice(piece))
+            if piece.prompt_logprobs:
+                await choices[at].format_prompt(piece)
+            part = choices[at].build_choice(piece)
+            if part.logprobs is not None:
+                logprobs[at].add(part.logprobs)
+                part = msgspec.structs.replace(part, logprobs=None)
+            parts[at].append(part)
 
 
-def _joined(parts: list[CompletionResponseChoice]) -> CompletionResponseChoice:
+def _joined(
+    parts: list[CompletionResponseChoice], logprobs: CompletionLogprobs | None
+) -> CompletionResponseChoice:
     """Return the parts of a choice as one."""
-    told = [part.logprobs for part in parts if part.logprobs is not None]
-    ids = [one for part in parts if isinstance(part.token_ids, list) for one in part.token_ids]
+    ids = [token for part in parts if isinstance(part.token_ids, list) for token in part.token_ids]
     return msgspec.structs.replace(
         parts[-1],
         text="".join(part.text for part in parts),
-        logprobs=merge_completion_logprobs(told) if told else None,
+        logprobs=logprobs,
         token_ids=ids if isinstance(parts[0].token_ids, list) else msgspec.UNSET,
         prompt_token_ids=parts[0].prompt_token_ids,
     )
-
-
-def _written(given: str | list[str | int | list[int]], at: int) -> str | None:
-    """Return a prompt as it was written; None where it came as tokens."""
-    one = given if isinstance(given, str) else given[at]
-    return one if isinstance(one, str) else None
 
 
 class CompletionChoiceEvents:
@@ -152,27 +108,27 @@ class CompletionChoiceEvents:
 
     def __init__(
         self,
-        app_state: AppState,
-        body: CompletionRequest,
+        tokenizer: TokenizerLike,
+        prepared: PreparedCompletion,
         prompt: tuple[int, ...],
         index: int,
         *,
-        silent: bool,
-        written: str | None = None,
+        text: str | None = None,
     ) -> None:
-        """Follow a choice; `written` is the text of its prompt, where it came as one."""
-        self._words = app_state.tokenizer
-        self._prompt, self._written = prompt, written
+        """Follow a choice; `text` is that of its prompt, where it was given as one."""
+        self._words = tokenizer
+        self._prompt, self._written = prompt, text
         self._index = index
-        self._most = body.logprobs
-        self._echo = bool(body.echo)
-        self._tell_ids = bool(body.return_token_ids)
-        self._silent = silent
+        self._most = prepared.logprobs
+        self._echo = prepared.echo
+        self._tell_ids = prepared.return_token_ids
+        self._silent = prepared.hide_output
+        self._echoed: CompletionLogprobs | None = None
         self._begun = False
         self._offsets = TextOffsets()
         self._around: tuple[bytes, bytes] | None = None
         """What stands around the text in most events."""
-        self._plain = self._most is None and not self._tell_ids and not silent
+        self._plain = self._most is None and not self._tell_ids and not self._silent
 
     def encode_events(
         self, output: RequestOutput, frame: ChunkTemplate, usage: TokenCounter
@@ -206,7 +162,7 @@ class CompletionChoiceEvents:
             prompt_ids = msgspec.UNSET if self._begun else list(self._prompt)
         told = []
         if self._most is not None:
-            told = [self._echoed(output.prompt_logprobs)] if self._echo and not self._begun else []
+            told = [self._prompt_logprobs()] if self._echo and not self._begun else []
             if output.logprobs and not silent:
                 told.append(self._likely(output.logprobs))
         if self._echo and not self._begun:
@@ -244,20 +200,53 @@ class CompletionChoiceEvents:
             )
         return format_completion_logprobs(tokens, words, offsets=begins, most=self._most or 0)
 
-    def _echoed(self, told: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        """Return what is known of the prompt's tokens; nobody can say it of the first."""
-        if len(told) != len(self._prompt) - 1:
+    async def format_prompt(self, output: RequestOutput) -> None:
+        """Write what is known of the prompt's tokens, in parts: streams go on in between."""
+        if self._most is None or not self._echo:
+            return
+        told = output.prompt_logprobs
+        parts = [self._first_of_prompt()]
+        if len(told) == len(self._prompt) - 1:
+            spelled = await self._prompt_offsets()
+            for begin in range(0, len(told), PROMPT_PART_TOKENS):
+                end = begin + PROMPT_PART_TOKENS
+                parts.append(
+                    format_completion_logprobs(
+                        told[begin:end],
+                        self._words,
+                        offsets=spelled[begin + 1 : end + 1],
+                        most=self._most,
+                    )
+                )
+                await asyncio.sleep(0)
+            self._echoed = merge_completion_logprobs(parts)
+
+    def _prompt_logprobs(self) -> CompletionLogprobs:
+        if self._echoed is None and len(self._prompt) > 1:
             what = "Prompt logprobs are not supported by this engine."
             raise ApiError(501, what, param="logprobs")
-        words, text, offsets, begins = self._words, self._opening, self._offsets, list[int]()
-        for token in self._prompt:
-            begins.append(offsets.offset)
-            spelled = words.token_bytes(token)
-            if token in words.special_token_ids and not text.startswith(
-                spelled.decode(), offsets.offset
-            ):
-                spelled = b""  # the tokenizer's own, which nobody wrote
-            offsets.add(spelled)
-        opening = CompletionLogprobs([format_token(self._prompt[0], words)], [None], [None], [0])
-        rest = format_completion_logprobs(told, words, offsets=begins[1:], most=self._most or 0)
-        return merge_completion_logprobs([opening, rest])
+        return self._echoed or self._first_of_prompt()
+
+    def _first_of_prompt(self) -> CompletionLogprobs:
+        """Return what is known of the first token: nobody can say how likely it was."""
+        self._offsets = TextOffsets()
+        self._add_of_prompt(self._prompt[0], self._opening)
+        return CompletionLogprobs([format_token(self._prompt[0], self._words)], [None], [None], [0])
+
+    async def _prompt_offsets(self) -> list[int]:
+        """Return where in the text each token of the prompt begins."""
+        self._offsets, text, begins = TextOffsets(), self._opening, list[int]()
+        for at, token in enumerate(self._prompt):
+            begins.append(self._offsets.offset)
+            self._add_of_prompt(token, text)
+            if at % PROMPT_PART_TOKENS == PROMPT_PART_TOKENS - 1:
+                await asyncio.sleep(0)
+        return begins
+
+    def _add_of_prompt(self, token: int, text: str) -> None:
+        spelled = self._words.token_bytes(token)
+        if token in self._words.special_token_ids and not text.startswith(
+            spelled.decode(), self._offsets.offset
+        ):
+            spelled = b""  # the tokenizer's own, which nobody wrote
+        self._offsets.add(spelled)

@@ -2,6 +2,9 @@
 
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
+from typing import cast
+
+import msgspec
 
 from meshwright.run.serve.request import TokenLogprob
 from meshwright.run.serve.server.protocol.response_schema import (
@@ -26,6 +29,17 @@ def format_chat_logprobs(
         top = [_likely(token, logprob, tokenizer) for token, logprob in told.top_logprobs]
         content.append(ChatTokenLogprob(own.token, own.logprob, own.bytes, top))
     return ChatChoiceLogprobs(content)
+
+
+def encode_chat_logprobs(tokens: Iterable[TokenLogprob], tokenizer: TokenizerLike) -> bytes:
+    """Return the items of `content` as JSON, without the brackets around them."""
+    return msgspec.json.encode(format_chat_logprobs(tokens, tokenizer).content)[1:-1]
+
+
+def join_chat_logprobs(parts: Sequence[bytes]) -> ChatChoiceLogprobs:
+    """Return items that are JSON already as one value; encoding it only copies them."""
+    joined = msgspec.Raw(b'{"content":[%b],"refusal":null}' % b",".join(parts))
+    return cast("ChatChoiceLogprobs", joined)
 
 
 class TextOffsets:
@@ -75,6 +89,30 @@ def format_token(token: int, tokenizer: TokenizerLike) -> str:
         return spelled.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+class CompletionLogprobsWriter:
+    """Writes the logprobs of one choice as they come: at its end they are only copied."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, list[bytes]] = {
+            name: [] for name in CompletionLogprobs.__struct_fields__
+        }
+
+    def add(self, part: CompletionLogprobs) -> None:
+        """Write the logprobs of the next tokens."""
+        for name, written in self._fields.items():
+            if values := getattr(part, name):
+                written.append(msgspec.json.encode(values)[1:-1])
+
+    def join(self) -> CompletionLogprobs | None:
+        """Return all as one value; None where there are none."""
+        if not self._fields["tokens"]:
+            return None
+        fields = b",".join(
+            b'"%b":[%b]' % (name.encode(), b",".join(parts)) for name, parts in self._fields.items()
+        )
+        return cast("CompletionLogprobs", msgspec.Raw(b"{%b}" % fields))
 
 
 def merge_completion_logprobs(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:

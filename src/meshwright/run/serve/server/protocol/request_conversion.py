@@ -1,5 +1,6 @@
 """From the body of a request to what is asked of the engine."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.run.serve.request import Request
+from meshwright.run.serve.sampling.structured_output import MAX_GRAMMAR_CHARS
 from meshwright.run.serve.sampling_params import (
     SamplingParams,
     StructuredOutputsKind,
@@ -22,16 +24,20 @@ from meshwright.run.serve.server.protocol.request_schema import (
     StructuredOutputsField,
 )
 from meshwright.run.serve.server.server_config import ServerConfig
-from meshwright.run.serve.server.tokenization import encode_text, validate_token_ids
+from meshwright.run.serve.server.tokenization import (
+    PromptEncoder,
+    validate_token_ids,
+)
 from meshwright.run.serve.tokenizer.message_format import normalize_message
 from meshwright.run.serve.tokenizer.tokenizer_like import TokenizerLike
 from meshwright.spec.name_suggestions import format_suggestion
 
+TOKEN_ID_PATTERN = re.compile(r"0|[1-9][0-9]{0,9}")
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1000
 FIELD_ALIASES = (
     *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "logit_bias", "seed", "min_tokens", "ignore_eos", "n"),
+    *("frequency_penalty", "seed", "min_tokens", "ignore_eos", "n"),
 )
 """Fields that bodies and `SamplingParams` call alike."""
 
@@ -91,8 +97,16 @@ def build_structured_outputs(
         if value == []:
             raise invalid_request(f"`{name}` has nothing to choose from", name)
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        return StructuredOutputsParams(kind=kind, text=text)
+        return StructuredOutputsParams(kind=kind, text=_check_grammar_length(text, name))
     return None
+
+
+def _check_grammar_length(text: str, param: str) -> str:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise invalid_request(
+            f"`{param}` has {len(text):,} characters, and {MAX_GRAMMAR_CHARS:,} are taken", param
+        )
+    return text
 
 
 def get_request_field_names(body: CompletionRequest | ChatCompletionRequest) -> dict[str, str]:
@@ -119,7 +133,8 @@ def _schema_of(form: ResponseFormat) -> Mapping[str, Any]:
 
 def build_json_schema_params(schema: Mapping[str, Any]) -> StructuredOutputsParams:
     """Return the grammar of a JSON schema."""
-    return StructuredOutputsParams(kind="json_schema", text=msgspec.json.encode(schema).decode())
+    text = _check_grammar_length(msgspec.json.encode(schema).decode(), "tools")
+    return StructuredOutputsParams(kind="json_schema", text=text)
 
 
 def build_sampling_params(
@@ -144,10 +159,11 @@ def build_sampling_params(
             f"`stop` takes up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters",
             "stop",
         )
-    validate_token_ids(list(body.logit_bias or ()), tokenizer, "logit_bias")
     chosen: dict[str, Any] = {
         name: value for name in FIELD_ALIASES if (value := getattr(body, name)) is not None
     }
+    if body.logit_bias:
+        chosen["logit_bias"] = _parse_logit_bias(body.logit_bias, tokenizer)
     if body.top_k is not None:
         chosen["top_k"] = max(body.top_k, 0)  # vLLM's -1 means all, as 0 does
     if stop:
@@ -166,6 +182,22 @@ def build_sampling_params(
         )
     except InputError as error:
         raise unservable_request(error) from None
+
+
+def _parse_logit_bias(given: Mapping[str, float], tokenizer: TokenizerLike) -> dict[int, float]:
+    """Return the bias by token; only its bounded number of entries is ever keyed by numbers."""
+    bias: dict[int, float] = {}
+    for text, value in given.items():
+        if not TOKEN_ID_PATTERN.fullmatch(text):
+            raise invalid_request(
+                f"`logit_bias` has the key {text[:40]!r}; use the number of a token, such as "
+                '"1234"',
+                "logit_bias",
+                "invalid_type",
+            )
+        bias[int(text)] = value
+    validate_token_ids(list(bias), tokenizer, "logit_bias")
+    return bias
 
 
 def bound_max_tokens(
@@ -220,32 +252,38 @@ def _context(length: int) -> str:
     return f"This model's maximum context length is {length} tokens."
 
 
-async def encode_prompts(
+def encode_prompts(
     given: str | list[str | int | list[int]],
-    tokenizer: TokenizerLike,
+    encoder: PromptEncoder,
     *,
     param: str,
-    most: int,
+    max_prompts: int,
+    max_tokens: int,
     special: bool = True,
 ) -> list[tuple[int, ...]]:
     """Return the tokens of each prompt, however the prompts were written."""
     if isinstance(given, list) and given and isinstance(given[0], int):
-        if not all(isinstance(one, int) for one in given):
+        if not all(isinstance(token, int) for token in given):
             raise invalid_request(f"`{param}` mixes tokens with other things", param)
-        return [
-            validate_token_ids([one for one in given if isinstance(one, int)], tokenizer, param)
-        ]
+        prompt = [token for token in given if isinstance(token, int)]
+        return [validate_token_ids(prompt, encoder.tokenizer, param)]
     several = [given] if isinstance(given, str) else given
-    if not 0 < len(several) <= most:
-        raise invalid_request(f"`{param}` has {len(several)} prompts; give 1 to {most}", param)
+    if not 0 < len(several) <= max_prompts:
+        raise invalid_request(
+            f"`{param}` has {len(several)} prompts; give 1 to {max_prompts}", param
+        )
     prompts = []
-    for one in several:
-        if isinstance(one, int):
+    for prompt_input in several:
+        if isinstance(prompt_input, int):
             raise invalid_request(f"`{param}` mixes tokens with other things", param)
-        if isinstance(one, str):
-            prompts.append(await encode_text(tokenizer, one, param, special=special))
+        if isinstance(prompt_input, str):
+            prompts.append(
+                encoder.encode_text(prompt_input, param, special=special, max_tokens=max_tokens)
+            )
         else:
-            prompts.append(validate_token_ids(one, tokenizer, param))
+            prompts.append(validate_token_ids(prompt_input, encoder.tokenizer, param))
+        if len(prompts[-1]) > max_tokens:
+            return prompts  # its length will be refused, whatever the others have
     return prompts
 
 
@@ -254,12 +292,10 @@ def build_requests(
     sampling: SamplingParams,
     body: CompletionRequest | ChatCompletionRequest,
     *,
-    length: int,
-    settings: ServerConfig,
-    tenant: str,
-    adapter: str | None,
+    max_model_len: int,
+    config: ServerConfig,
+    lora_name: str | None,
     prompt_logprobs: int | None = None,
-    shown: tuple[str, ...] = (),
     default: int | None = None,
 ) -> list[Request]:
     """Return one ask for each prompt."""
@@ -271,18 +307,17 @@ def build_requests(
             sampling_params=bound_max_tokens(
                 prompt,
                 sampling,
-                length=length,
-                settings=settings,
+                length=max_model_len,
+                settings=config,
                 param=param,
                 limit=limit,
                 default=default,
             ),
             # Clients of vLLM know the lower number as the one that goes first.
             priority=-(body.priority or 0),
-            tenant=tenant or body.user or "",
-            lora_name=adapter,
+            tenant=body.user or "",
+            lora_name=lora_name,
             prompt_logprobs=prompt_logprobs,
-            visible_special_tokens=shown,
         )
         for prompt in prompts
     ]
@@ -301,6 +336,23 @@ _READ = (
     "reasoning",
 )  # fmt: skip
 """Fields of a message that templates see; clients send more of earlier answers back."""
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Roles of the OpenAI API; chat templates may name others, such as Llama 3's `ipython`."""
+
+
+def check_roles(messages: list[ChatMessageParam], encoder: PromptEncoder) -> None:
+    """Raise where a message has a role that neither the API nor the model's template knows."""
+    for at, message in enumerate(messages):
+        if message.role not in ROLES and not encoder.names_role(message.role):
+            where = f"messages[{at}].role"
+            raise invalid_request(
+                f"`{where}` is {message.role!r}; use {', '.join(ROLES)}, or a role that the "
+                "model's chat template names",
+                where,
+                "invalid_role",
+            )
 
 
 def convert_chat_messages(messages: list[ChatMessageParam]) -> list[dict[str, Any]]:

@@ -14,8 +14,14 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-BoundedText = Annotated[str, Meta(max_length=2**24)]
 JsonObject = dict[str, Any]
+MAX_LISTED_TOKENS = 1024
+"""Tokens that `logit_bias` and `stop_token_ids` may name; OpenAI takes 300 at most."""
+LogitBias = Annotated[
+    dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LISTED_TOKENS)
+]
+"""By the number of a token, as text. A dict keyed by numbers that a client chooses would be filled
+in quadratic time: Python's hash of a number is known, that of a text is random."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,10 +58,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: Annotated[float, Meta(ge=1e-3, le=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LISTED_TOKENS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: NonNegativeInt | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None

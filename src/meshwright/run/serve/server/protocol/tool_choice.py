@@ -7,6 +7,8 @@ model may choose, it writes calls in its own way, which `output.tool_parsers` re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from meshwright.run.serve.sampling_params import StructuredOutputsParams
 from meshwright.run.serve.server.api_errors import invalid_request
 from meshwright.run.serve.server.protocol.request_conversion import build_json_schema_params
@@ -14,7 +16,12 @@ from meshwright.run.serve.server.protocol.request_schema import (
     ChatCompletionRequest,
     FunctionDefinition,
     NamedToolChoice,
+    ToolParam,
 )
+
+MAX_TOOLS = 1024
+MAX_TOOLS_BYTES = 2**21
+"""Tools of one request, and the bytes of their JSON: half a million tokens of most prompts."""
 
 
 class ToolChoice(NamedTuple):
@@ -41,6 +48,7 @@ def resolve_tool_choice(body: ChatCompletionRequest) -> ToolChoice:
                 "`tool_choice` demands a tool, but `tools` is empty", "tool_choice"
             )
         return ToolChoice(None, None, "none")
+    check_tools(body.tools)
     functions = [tool.function for tool in body.tools]
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
@@ -52,7 +60,8 @@ def resolve_tool_choice(body: ChatCompletionRequest) -> ToolChoice:
         name = choice.function.name
         if name not in names:
             raise invalid_request(
-                f"`tool_choice` names {name!r}, which is not one of `tools`: {', '.join(names)}",
+                f"`tool_choice` names {name!r}, which is not one of `tools`: "
+                + ", ".join(names[:20]),
                 "tool_choice.function.name",
             )
         parameters = functions[names.index(name)].parameters
@@ -71,6 +80,17 @@ def resolve_tool_choice(body: ChatCompletionRequest) -> ToolChoice:
         )
     schemas = {function.name: function.parameters for function in functions}
     return ToolChoice(shown, None, "auto", tuple(names), schemas)
+
+
+def check_tools(tools: Sequence[ToolParam]) -> None:
+    """Raise where a request has more tools than a model can be told of."""
+    if len(tools) > MAX_TOOLS:
+        raise invalid_request(f"`tools` has {len(tools)} tools; give at most {MAX_TOOLS}", "tools")
+    size = len(msgspec.json.encode(tools))
+    if size > MAX_TOOLS_BYTES:
+        raise invalid_request(
+            f"`tools` has {size:,} bytes of JSON; give at most {MAX_TOOLS_BYTES:,}", "tools"
+        )
 
 
 def build_tool_call_schema(
