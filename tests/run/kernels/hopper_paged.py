@@ -91,7 +91,7 @@ def kernels() -> Iterator[Kernel]:
 
 
 def _cut(cut: Any) -> dict[str, Any]:
-    return {"TILE": cut.tile, "SPLITS": 0, "M": 16}
+    return {"TILE": cut.tile_tokens, "SPLITS": 0, "M": 16}
 
 
 def _stores(cached: str) -> Iterator[Kernel]:

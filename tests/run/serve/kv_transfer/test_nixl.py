@@ -219,7 +219,7 @@ def test_two_processes_and_one_that_is_killed() -> None:
             places = set()
             for size in (0, 10, len(DATA), len(DATA) - 1):
                 line = said(sender, str(size))
-                places.add(msgspec.msgpack.decode(base64.b64decode(line))["place"])
+                places.add(msgspec.msgpack.decode(base64.b64decode(line))["address"])
                 assert said(collector, line) == str(size)
                 assert "no longer" in said(collector, line)
             assert len(places) == 2, "rooms of two sizes, each used again"
