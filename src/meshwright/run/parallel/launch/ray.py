@@ -40,7 +40,10 @@ def render_driver(start: LaunchSpec, options: RayOptions) -> str:
     """Write the program that `ray job submit` or `python` runs."""
     shape = start.node_shape
     chosen = recommend_environment(
-        shape, interface=options.socket_ifname, hca=options.nccl_ib_hca, traces="/tmp/nccl-rank-"
+        shape,
+        interface=options.socket_ifname,
+        hca=options.nccl_ib_hca,
+        traces="/tmp/nccl-rank-",  # noqa: S108 - where torch writes them by default
     )
     width = max(len(f"    {one.name!r}: {one.value!r},") for one in chosen)
     lines = [f"{f'    {one.name!r}: {one.value!r},':{width}}  # {one.reason}" for one in chosen]

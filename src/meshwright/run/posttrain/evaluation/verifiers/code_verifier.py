@@ -97,7 +97,7 @@ def _run_tests(link: ProgramLink, tests: str) -> Verdict:
         code = compile(tests, "<tests>", "exec")
         names = {"__name__": "answer", "__builtins__": builtins}
         names |= _get_names(link, sorted(find_names(code)))
-        exec(code, names)
+        exec(code, names)  # noqa: S102 - the purpose of this isolated process
     except MemoryError:
         return Verdict("memory", 0.0, "it ran out of memory")
     except ProgramEndedError:
