@@ -124,7 +124,8 @@ def _tell(found: dict[str, dict[str, Any]]) -> None:
     for row in (each for each in answers[0] if each["step"] == 0):
         told = (row, *(each[row["prompt"]] for each in after))
         shown = "".join(
-            f"{each['sampled_completion'] + (' ✓' if each['sampled_reward'] == 1 else ''):<11}" for each in told
+            f"{each['sampled_completion'] + (' ✓' if each['sampled_reward'] == 1 else ''):<11}"
+            for each in told
         )
         print(f"  {row['prompt']:<11} {shown}".rstrip())
 
