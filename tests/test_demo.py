@@ -1,5 +1,6 @@
 """`make demo` and `make demo-posttrain` keep what they promise, and leave a report."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +11,10 @@ import pytest
 pytest.importorskip("torch", reason="the demo runs what it predicts")
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+# The demos call `mw`, which is installed beside the interpreter.
+ENVIRONMENT = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+}
 
 
 @pytest.mark.slow
@@ -17,6 +22,7 @@ def test_the_demo_ends_with_a_report_of_every_chapter(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, EXAMPLES / "demo.py"],
         cwd=tmp_path,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=900,
@@ -36,6 +42,7 @@ def test_rewards_teach_what_a_placebo_does_not(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, EXAMPLES / "demo_posttrain.py"],
         cwd=tmp_path,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=900,
