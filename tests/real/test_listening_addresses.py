@@ -203,13 +203,24 @@ def _finite(folder: Path, name: str) -> list[str]:
         case "parity of layouts":
             return [*MW, "parity", "examples/train-tiny.toml", "--layout", "tp=2"]
         case "twin of layouts":
-            return [*MW, "twin", "--layout", "dp=2", "--device", "cpu"]
+            return [
+                *MW,
+                "twin",
+                "--layout",
+                "dp=2",
+                "--device",
+                "cpu",
+                "--steps",
+                "3",
+                "--seq-len",
+                "16",
+            ]
         case "a data loader that tokenizes":
             (folder / "text.txt").write_text("some words to learn\n" * 2000)
             return [*MW, "data", "tokenize", "text.txt", "--out", "tokens", "--tokenizer", "bytes"]
         case "queue":
-            rows = [f"{at},{at * 9},{at * 9},{at * 9 + 600},1,completed" for at in range(20)]
-            head = "job,submit_s,start_s,end_s,gpus,state"
+            rows = [f"c,{at},0,{at * 9},{at * 9},{at * 9 + 600},1,completed" for at in range(20)]
+            head = "cluster,job,attempt,submit_s,start_s,end_s,gpus,state"
             (folder / "jobs.csv").write_text("\n".join([head, *rows]))
             return [*MW, "queue", "compare", "jobs.csv", "--gpus", "4"]
     raise AssertionError(name)

@@ -70,7 +70,19 @@ def listen_for_nodes(address: str, port: int, bind_address: str = "") -> socket.
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-    return _listen("", port)
+    return _listen_everywhere(port)
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return _listen("", port)  # IPv6 is turned off
 
 
 def _listen(host: str, port: int) -> socket.socket:
