@@ -189,7 +189,9 @@ def _refuse_faults(
             )
     with np.errstate(invalid="ignore"):
         for name in (*FRACTION_METRICS, *_NEVER_NEGATIVE):
-            if name in rows.column_names and not (table == "jobs" and name == "gpus"):
+            if name not in rows.column_names or (table == "jobs" and name == "gpus"):
+                continue
+            if (pc.min(rows[name]).as_py() or 0) < 0:
                 below = to_floats(rows[name]) < 0
                 wrong.append(JobFault(name, below, "is below 0", "write what it was, or nothing"))
     for fault in wrong:
