@@ -1,9 +1,12 @@
 """Lists of jobs from elsewhere, as they are ingested: zones, columns, conflicts, refusals."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from meshwright.cli import main
@@ -191,3 +194,72 @@ def test_chronus_counts_in_minutes_and_has_deadlines(tmp_path: Path, capsys: Cap
     told = json.loads(capsys.readouterr().out)
     assert told["gpu_hours"] == 4.5
     assert (told["jobs_with_deadline"], told["missed_deadlines"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\n\n\n", "is of no kind of telemetry"),
+        ((HEAD + "1,8,C,1,2,3\n").encode("utf-16"), "save it as UTF-8"),
+        (HEAD.encode() + b"j\xe9,8,C,1,2,3\n", "save it as UTF-8"),
+        (HEAD.encode() + b"j\0,8,C,1,2,3\n", "NUL bytes"),
+        (b"job_id,gpu_num," + HEAD.encode() + b"1,8,1,8,C,1,2,3\n", "twice among its columns"),
+        (
+            b'[{"jobid": "a", "status": "Pass", "attempts": [{"start_time": 5}]}]',
+            "no list of Philly",
+        ),
+        (HEAD.encode() + b"1,1_000,C,1,2,3\n", "'1_000' is no number"),
+        (HEAD.encode() + b'1,"1,024",C,1,2,3\n', "'1,024' is no number"),
+        (HEAD.encode() + b"1,8,C,-3,-2,-1\n", "is no time in seconds since 1970"),
+    ],
+)
+def test_files_that_nobody_should_send_are_refused_with_the_reason(
+    content: bytes, said: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "list.csv"
+    path.write_bytes(content)
+    assert ingest(tmp_path / "store", path) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "this is a bug" not in printed.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + HEAD + "1,8,COMPLETED,1,2,3\n",
+        (HEAD + "1,8,COMPLETED,1,2,3\n").replace("\n", "\r\n"),
+        (HEAD + "1,8,COMPLETED,1,2,3\n").replace(",", "\t"),
+        '"job_id","gpu_num","state","submit_time","start_time","end_time"\n'
+        '"1","8","COM,PLETED\nx","1","2","3"\n',
+    ],
+)
+def test_other_ways_to_write_the_same_list_are_read(
+    text: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "list.csv"
+    path.write_bytes(text.encode())
+    assert ingest(tmp_path / "store", path) == 0
+    assert jobs_in(tmp_path / "store", capsys)["last_s"] == 3
+
+
+def test_tables_of_ours_with_repeated_columns_or_typed_times_are_no_crash(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    head = "cluster,job,attempt,gpus,submit_s,start_s,end_s"
+    (tmp_path / "jobs.csv").write_text(f"{head},end_s\nc,1,0,8,1,2,3,4\n")
+    assert ingest(tmp_path / "store", tmp_path / "jobs.csv") == 2
+    assert "has end_s twice among its columns" in capsys.readouterr().err
+    moment = pa.array([1_793_520_000], pa.timestamp("s", "UTC"))
+    columns = {"cluster": ["c"], "job": ["1"], "attempt": [0], "submit_s": moment, "end_s": moment}
+    pq.write_table(pa.table(columns), tmp_path / "jobs-1.parquet")
+    assert ingest(tmp_path / "store", tmp_path / "jobs-1.parquet") == 0
+    assert jobs_in(tmp_path / "store", capsys)["last_s"] == 1_793_520_000
+
+
+def test_devices_and_pipes_are_refused(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in ("zero.csv", "pipe.csv"):
+        assert ingest(tmp_path / "store", tmp_path / name) == 2
+        assert "is a device or a pipe" in capsys.readouterr().err

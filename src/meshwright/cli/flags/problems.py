@@ -150,10 +150,13 @@ def _as_flags(text: str, flags: Mapping[str, str], part: str) -> str:
     """Write every `setting=value` as a flag with its value, and every name in backticks as one."""
 
     def flag(match: re.Match[str]) -> str:
-        alone, name, value = match.groups()
+        written, alone, name, value = match.groups()
+        if written:  # a flag with its value already
+            return written
         found = flags.get(f"{part}.{alone or name}", flags.get(alone or name))
         if found is None:
             return match[0]
         return found if alone else f"{found} {value}"
 
-    return re.sub(r"`([a-z_.]+)`|\b([a-z_]+)=([\w,.+-]*[\w+-])", flag, text)
+    pattern = r"(--[a-z-]+ [a-z_]+=\S+)|`([a-z_.]+)`|\b([a-z_]+)=([\w,.+-]*[\w+-])"
+    return re.sub(pattern, flag, text)

@@ -9,6 +9,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.spec.units import parse_seconds
 
 _DAY_S = 86_400
+_MOST_S = 1e11
 
 
 def add_times(parser: argparse.ArgumentParser, since: str | None = None) -> None:
@@ -36,13 +37,21 @@ def read_time_range(
     return since_s, until_s
 
 
+def _require_reachable(moment_s: float, text: str, where: str) -> float:
+    """Refuse lengths of time that no data reaches back to."""
+    if abs(moment_s) > _MOST_S:
+        what = f"{text} ago is before all that could be known"
+        raise InputError([Problem(where, what, "write a shorter time, as 30d")])
+    return moment_s
+
+
 def parse_time(text: str, where: str, now_s: float) -> float:
     """Read a moment: how long ago, a date, a date with a time (UTC where no zone is told)."""
     if of_trace := re.fullmatch(r"day (-?\d+)", text):
         return float(of_trace[1]) * _DAY_S
     try:
         if not re.match(r"\d{4}-\d\d", text):
-            return now_s - parse_seconds(text, where)
+            return _require_reachable(now_s - parse_seconds(text, where), text, where)
         found = datetime.fromisoformat(text)
     except ValueError:
         what = f"{text!r} is no date and no length of time"

@@ -19,6 +19,8 @@ from meshwright.spec.units import format_quantity
 MAX_LINES = 40
 """Of a terminal; a screen is never longer."""
 _BAR = 24
+_NOTHING_MEASURED = 0.995
+"""Of held hours: where so many are not measured, a share of the others tells nothing."""
 _MARKS = {"productive": "█", "idle": "·", "lost_work": "◆"}
 _SHORT = {
     "progress": "jobs", "samples": "samples", "accounting": "accounting", "nodes": "nodes",
@@ -135,7 +137,7 @@ def describe_changes(report: FleetReport) -> str:
 def _goodput_line(fleet: GoodputBreakdown) -> str:
     parts = (
         f"scheduling {_percent(fleet.scheduling_goodput) or '?'} × runtime "
-        f"{format_upper_bound(fleet.runtime_goodput, fleet)}"
+        f"{format_runtime(fleet) or '?'}"
     )
     if fleet.program_goodput is None:
         return f"{parts}; no job tells its MFU and no sample its tensor activity"
@@ -199,7 +201,7 @@ def render_group_table(groups: Sequence[GoodputBreakdown], by: str) -> TableView
         (
             one.name or "(not told)", f"{one.allocated_hours:,.1f}",
             "?" if one.ettr is None else f"{one.pending_hours:,.1f}",
-            format_upper_bound(one.runtime_goodput, one) if one.allocated_hours else "",
+            format_runtime(one),
             f"{one.hours_by_bucket['idle']:,.1f}", f"{one.hours_by_bucket['lost_work']:,.1f}",
             "" if one.program_goodput is None else f"{_percent(one.program_goodput)} "
                                                    f"{one.program_metric}",
@@ -231,6 +233,13 @@ def render_savings_table(
 def format_hours(amount: float) -> str:
     """Write hours, whole ones where they are many."""
     return f"{amount:,.0f}" if amount >= 10 else f"{amount:.3g}"
+
+
+def format_runtime(one: GoodputBreakdown) -> str:
+    """Write runtime goodput, where anything was measured that it could rest on."""
+    if one.unknown_hours >= _NOTHING_MEASURED * one.allocated_hours:
+        return "not measured" if one.allocated_hours else ""
+    return format_upper_bound(one.runtime_goodput, one)
 
 
 def format_upper_bound(share: float | None, one: GoodputBreakdown) -> str:

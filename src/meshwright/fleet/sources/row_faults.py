@@ -15,6 +15,7 @@ from meshwright.spec.units import format_quantity
 
 MAX_FAULTY_FRACTION: Final = 0.1
 """A file with a larger share of faulty rows is refused."""
+_MOST_WORTH_READING: Final = 0.95
 _EXAMPLES: Final = 5
 _SHOWN_LETTERS: Final = 40
 
@@ -113,7 +114,9 @@ class RowFaults:
         faulty, rows = self.num_faulty + self.num_wrong_width, self.num_rows + self.num_wrong_width
         share = f"{faulty:,} of {format_quantity(rows, 'row')}"
         what = f"{share} cannot be right, so that its totals would be wrong"
-        fix = f"mend them; --option bad-rows={min(1.0, self.fraction + 0.01):.2f} reads the others"
+        fix = "mend them"
+        if self.fraction < _MOST_WORTH_READING:
+            fix += f"; --option bad-rows={self.fraction + 0.01:.2f} reads the others"
         raise InputError([Problem(self.label, what, fix), *self.list_problems(find_lines)])
 
     @property

@@ -4,7 +4,9 @@ Each kind of source fills the tables of `fleet.tables`. Its module loads when a 
 against it.
 """
 
+import contextlib
 import gzip
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +88,7 @@ def open_source(where: str, asked: SourceOptions, kind: str = "") -> TelemetrySo
         raise InputError(
             [build_unknown_name_problem("kind of source", kind, SOURCE_KINDS, "--kind")]
         )
+    _require_readable(where)
     if asked.columns:
         if kind not in ("", "public") or "://" in where:
             what = "maps the columns of a file of jobs, and of nothing else"
@@ -96,6 +99,17 @@ def open_source(where: str, asked: SourceOptions, kind: str = "") -> TelemetrySo
         if kind or module.matches(where):
             return module.open_source(where, asked)
     return _open_unknown(where, asked)
+
+
+def _require_readable(where: str) -> None:
+    """Refuse devices and pipes, which end never or only once."""
+    mode = 0
+    if "://" not in where:
+        with contextlib.suppress(OSError, ValueError):
+            mode = Path(where).stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode):
+        what = "is a device or a pipe, and no file"
+        raise InputError([Problem(where, what, "write its content into a file first")])
 
 
 def _open_unknown(where: str, asked: SourceOptions) -> TelemetrySource:

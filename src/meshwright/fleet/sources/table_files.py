@@ -111,6 +111,7 @@ class TableFileSource:
             table = parse_table_name(file)
             first_row, faults = 0, RowFaults(str(file))
             for read in _read(file):
+                _refuse_repeats(read, file)
                 rows = self._with_moments(read, faults, first_row)
                 made = self._wanted(table, rows, file, state.st_mtime)
                 _refuse_faults(table, made, faults, first_row, file)
@@ -155,7 +156,9 @@ class TableFileSource:
         zone = self._asked.kind_options.get("zone", "")
         for name in TIME_COLUMNS.intersection(rows.column_names):
             column = rows[name].combine_chunks()
-            if not pa.types.is_string(column.type):
+            if pa.types.is_timestamp(column.type):
+                column = column.cast(pa.string())
+            elif not pa.types.is_string(column.type):
                 continue
             parsed = parse_times(column, zone or "UTC")
             strange = np.flatnonzero(column.is_valid().to_numpy(False) & ~parsed.is_known)
@@ -186,7 +189,9 @@ def _refuse_faults(
             )
     with np.errstate(invalid="ignore"):
         for name in (*FRACTION_METRICS, *_NEVER_NEGATIVE):
-            if name in rows.column_names and not (table == "jobs" and name == "gpus"):
+            if name not in rows.column_names or (table == "jobs" and name == "gpus"):
+                continue
+            if (pc.min(rows[name]).as_py() or 0) < 0:
                 below = to_floats(rows[name]) < 0
                 wrong.append(JobFault(name, below, "is below 0", "write what it was, or nothing"))
     for fault in wrong:
@@ -196,6 +201,13 @@ def _refuse_faults(
             faults.add(places + first_row, fault.column, first_values, fault.what, fault.fix)
     if problems := faults.list_problems(partial(find_row_lines, file)):
         raise InputError(problems)
+
+
+def _refuse_repeats(rows: pa.Table, file: Path) -> None:
+    names = rows.column_names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        what = f"has {', '.join(twice[:3])} twice among its columns"
+        raise InputError([Problem(str(file), what, "keep the one that is meant")])
 
 
 def _check_shares(rows: pa.Table, file: Path) -> None:

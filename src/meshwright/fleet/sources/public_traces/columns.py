@@ -20,6 +20,7 @@ Rows: TypeAlias = pa.Table | TraceBlock
 GIB, MIB = float(1 << 30), float(1 << 20)
 _MAX_SHARE: Final = 1.01
 """Means of what is sampled unevenly come out a little above one."""
+_NUMBER: Final = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$", re.ASCII)
 _MAX_COUNT: Final = float(1 << 31)
 _ENOUGH: Final = 20
 """Percentages after which it is told that all of them are shares."""
@@ -120,7 +121,7 @@ def read_times(
         what, fix = "is no time that can be told", "write 2026-11-01 08:00:00+01:00, or seconds"
         block.add_fault(strange, name, what, fix)
         with np.errstate(invalid="ignore"):
-            far = np.abs(parsed.moments_s) > MAX_TIME_S
+            far = (np.abs(parsed.moments_s) > MAX_TIME_S) | (parsed.moments_s < 0)
         what = "is no time in seconds since 1970"
         block.add_fault(far, name, what, "divide milliseconds by 1000, microseconds by 1e6")
         return np.where(strange | far, np.nan, parsed.moments_s)
@@ -135,10 +136,7 @@ def to_counts(values: Floats) -> pa.Array:
 
 
 def _strict(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
+    return float(word) if _NUMBER.match(word) else None
 
 
 def _lenient(word: str) -> float | None:

@@ -41,6 +41,7 @@ from meshwright.fleet.sources.source import (
     abbreviate_names,
 )
 from meshwright.fleet.sources.time_text import parse_zone
+from meshwright.fleet.tables import TABLE_SCHEMAS
 from meshwright.spec.field_checks import check_number, raise_problems
 from meshwright.spec.name_suggestions import build_unknown_name_problem
 from meshwright.spec.units import parse_number
@@ -229,7 +230,12 @@ class PublicTraceSource:
                         if last is not None:
                             yield last
                         last = RowBatch(table, rows)
-            if last is not None:
+            if last is None:
+                done[one.table.label] = mark
+                empty = TABLE_SCHEMAS["jobs"].empty_table()
+                yield RowBatch("jobs", empty, json.dumps(done), _describe_empty(one, unread))
+                unread = ()
+            else:
                 left = f"{one.table.label}: {len(skipped):,} rows of a wrong width left out"
                 if skipped:
                     lines = ", ".join(f"{line}" for line in find_odd_lines(one.table))
@@ -324,6 +330,12 @@ class PublicTraceSource:
         if since is not None:
             kept = pc.and_(kept, pc.fill_null(pc.greater_equal(rows[end], since), True))
         return rows.filter(kept)
+
+
+def _describe_empty(one: RecognizedTable, unread: tuple[str, ...]) -> tuple[str, ...]:
+    """Say that a table gave no rows; those that others are joined with give none by themselves."""
+    beside = one.format.read_block is None and one.format.name not in _JOINED
+    return unread if beside else (f"{one.table.label}: {one.format.name} without rows", *unread)
 
 
 def _read_block(form: TraceFormat, rows: pa.Table, told: ReadContext) -> RowsByTable:

@@ -33,6 +33,11 @@ _FAULTS = (
     NotImplementedError, UnicodeError,
 )  # fmt: skip
 _AGAIN = "copy it again from where it was published"
+_FIXES: Final = {
+    "invalid UTF8": "save it as UTF-8",
+    "straddles two block boundaries": "shorten its rows: one is longer than 16 MiB",
+}
+"""What mends a file, by a word of what Arrow says."""
 
 
 class TraceTable(NamedTuple):
@@ -278,7 +283,8 @@ def _reading(label: str) -> Iterator[None]:
     try:
         yield
     except _FAULTS as error:
-        raise DamagedFile([Problem(label, f"cannot read: {error}", _AGAIN)]) from None
+        fix = next((fix for word, fix in _FIXES.items() if word in str(error)), _AGAIN)
+        raise DamagedFile([Problem(label, f"cannot read: {error}", fix)]) from None
 
 
 def _empty(columns: tuple[str, ...]) -> pa.Table:

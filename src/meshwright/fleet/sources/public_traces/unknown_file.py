@@ -20,8 +20,11 @@ def describe_unknown_table(path: Path) -> Problem | None:
         return error.problems[0]
     if part is None and path.is_file():
         with path.open("rb") as stream:
-            if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-                return Problem(str(path), "is UTF-16 text", "save it as UTF-8")
+            head = stream.read(1 << 16)
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return Problem(str(path), "is UTF-16 text", "save it as UTF-8")
+        if b"\0" in head and b"," in head and b"\n" in head:
+            return Problem(str(path), "is a table with NUL bytes in it", "remove them")
     if part is None or len(part.columns) < 2:
         return None
     shown = ", ".join(part.columns[:_MOST_COLUMNS])
