@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +190,27 @@ def _command(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+def test_nothing_is_left_of_a_sandbox_whose_owner_was_killed() -> None:
+    code = (
+        "import os, sys\n"
+        "from meshwright.run.posttrain.rollout.verifiers import VerifierLimits\n"
+        "from meshwright.run.posttrain.rollout.verifiers.verifier_process import VerifierProcess\n"
+        f"process = VerifierProcess([{CODE!r}], VerifierLimits())\n"
+        "print(process._folder.name, process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    folder, pid = done.stdout.split()
+    for _ in range(400):
+        if not Path(folder).exists() and not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(folder).exists()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_nothing_is_unprotected_on_a_recent_kernel(pool: VerifierPool) -> None:
