@@ -20,7 +20,10 @@ from meshwright.run.posttrain.rollout.verifiers import (
     VerifierPool,
     verifier_process,
 )
-from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import PROTECTIONS
+from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import (
+    PROTECTIONS,
+    SandboxStatus,
+)
 from tests.run.posttrain.rollout.program_attacks import (
     APPROXIMATIONS,
     CLOSE,
@@ -228,7 +231,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", [("namespaces", "seccomp"), ("landlock", "seccomp")])
+@pytest.mark.parametrize("layers", [("namespaces", "seccomp"), ("landlock", "seccomp", "user")])
 def test_fewer_layers_still_protect(
     monkeypatch: pytest.MonkeyPatch, outside: Outside, layers: tuple[str, ...]
 ) -> None:
@@ -239,6 +242,18 @@ def test_fewer_layers_still_protect(
         assert {name: part.reason for name, part in found.items()} == dict.fromkeys(KEPT, "passed")
         assert pool.sandbox_status.find_unprotected() == []
     assert outside.look() == outside.state
+
+
+def test_a_status_counts_what_protects_together() -> None:
+    def unprotected(*active: str) -> list[str]:
+        return SandboxStatus(active, {}).find_unprotected()
+
+    assert unprotected() == list(PROTECTIONS)
+    rest = ("network namespace", "subreaper", "seccomp", "rlimits")
+    assert unprotected("Landlock 7", *rest) == ["secrets"], "capabilities read /proc all the same"
+    assert unprotected("Landlock 7", "no capabilities", *rest) == []
+    assert unprotected("PID namespace", "read-only mounts", *rest) == ["secrets"]
+    assert unprotected("PID namespace", "own /proc", "read-only mounts", *rest) == []
 
 
 def test_strict_isolation_refuses_to_run_without_protection(
@@ -315,6 +330,55 @@ def test_verifiers_write_where_they_may_and_nowhere_else(tmp_path: Path) -> None
         assert [part.outcome for part in pool.verify(checks)] == ["ok", "error"]
     assert (allowed / "mark").exists()
     assert not (other / "mark").exists()
+
+
+VERIFIER_INTRUSIONS = {
+    "environment": "got = open('/proc/PARENT/environ').read()",
+    "memory": "open('/proc/PARENT/mem', 'rb')",
+    "network": "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+    "socket file": "import socket; socket.socket(socket.AF_UNIX).connect('OUTSIDE/socket')",
+    "file": "open('OUTSIDE/key', 'w')",
+    "new file": "open('OUTSIDE/new', 'w')",
+    "signal": "import os; os.kill(PARENT, 0)",
+    "process": "import os; os.fork()",
+}
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [("namespaces", "landlock", "seccomp", "user"), ("landlock", "seccomp", "user"),
+     ("namespaces", "seccomp")],
+)  # fmt: skip
+def test_verifiers_that_run_a_program_themselves_get_hold_of_nothing_either(
+    monkeypatch: pytest.MonkeyPatch, outside: Outside, layers: tuple[str, ...]
+) -> None:
+    judges = "tests.run.posttrain.rollout.judges:evaluates"
+    monkeypatch.setattr(verifier_process, "_LAYERS", frozenset(layers))
+    with VerifierPool([judges], workers=1, limits=LIMITS) as pool:
+        checks = [
+            VerifierJob(name=name, verifier=judges, payload={"code": outside.fill(code)})
+            for name, code in VERIFIER_INTRUSIONS.items()
+        ]
+        found = {part.name: (part.value, part.reason) for part in pool.verify(checks)}
+        assert {name for name, (value, _) in found.items() if value} == set(), found
+    assert outside.look() == outside.state
+
+
+def test_a_worker_cannot_answer_a_check_that_another_process_gets() -> None:
+    judges = "tests.run.posttrain.rollout.judges:evaluates"
+    forged = (
+        "import json, os, struct\n"
+        "body = json.dumps({'outcome': 'ok', 'value': 9.0, 'reason': 'forged'}).encode()\n"
+        "for fd in range(3, 64):\n"
+        "    try:\n"
+        "        os.write(fd, 5 * (struct.pack('<I', len(body)) + body))\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    with VerifierPool([judges], workers=1, limits=LIMITS) as pool:
+        codes = [forged, "got = 1", "got = 2"]
+        checks = [VerifierJob(name="c", verifier=judges, payload={"code": code}) for code in codes]
+        assert [part.reason for part in pool.verify(checks)][1:] == ["1", "2"]
 
 
 def test_verifiers_use_the_network_where_they_may() -> None:
