@@ -104,3 +104,12 @@ def touches(job: Job) -> float:
 def connects(job: Job) -> float:
     socket.create_connection(("127.0.0.1", job["port"]), 5).close()
     return 1.0
+
+
+def evaluates(job: Job) -> tuple[float, str]:
+    names: dict[str, object] = {}
+    try:
+        exec(job["code"], names)
+    except OSError as error:
+        return 0.0, type(error).__name__
+    return 1.0, str(names.get("got", ""))

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from meshwright.run.posttrain.rollout.verifiers import (
     VerifierPool,
     verifier_process,
 )
-from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import PROTECTIONS
+from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import (
+    PROTECTIONS,
+    SandboxStatus,
+)
 from tests.run.posttrain.rollout.program_attacks import (
     APPROXIMATIONS,
     CLOSE,
@@ -191,6 +195,27 @@ def _command(pid: str) -> str:
         return ""
 
 
+def test_nothing_is_left_of_a_sandbox_whose_owner_was_killed() -> None:
+    code = (
+        "import os, sys\n"
+        "from meshwright.run.posttrain.rollout.verifiers import VerifierLimits\n"
+        "from meshwright.run.posttrain.rollout.verifiers.verifier_process import VerifierProcess\n"
+        f"process = VerifierProcess([{CODE!r}], VerifierLimits())\n"
+        "print(process._folder.name, process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    folder, pid = done.stdout.split()
+    for _ in range(400):
+        if not Path(folder).exists() and not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(folder).exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_nothing_is_unprotected_on_a_recent_kernel(pool: VerifierPool) -> None:
     status = pool.sandbox_status
     if "Landlock" in status.missing or "seccomp" in status.missing:
@@ -206,7 +231,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", [("namespaces", "seccomp"), ("landlock", "seccomp")])
+@pytest.mark.parametrize("layers", [("namespaces", "seccomp"), ("landlock", "seccomp", "user")])
 def test_fewer_layers_still_protect(
     monkeypatch: pytest.MonkeyPatch, outside: Outside, layers: tuple[str, ...]
 ) -> None:
@@ -217,6 +242,18 @@ def test_fewer_layers_still_protect(
         assert {name: part.reason for name, part in found.items()} == dict.fromkeys(KEPT, "passed")
         assert pool.sandbox_status.find_unprotected() == []
     assert outside.look() == outside.state
+
+
+def test_a_status_counts_what_protects_together() -> None:
+    def unprotected(*active: str) -> list[str]:
+        return SandboxStatus(active, {}).find_unprotected()
+
+    assert unprotected() == list(PROTECTIONS)
+    rest = ("network namespace", "subreaper", "seccomp", "rlimits")
+    assert unprotected("Landlock 7", *rest) == ["secrets"], "capabilities read /proc all the same"
+    assert unprotected("Landlock 7", "no capabilities", *rest) == []
+    assert unprotected("PID namespace", "read-only mounts", *rest) == ["secrets"]
+    assert unprotected("PID namespace", "own /proc", "read-only mounts", *rest) == []
 
 
 def test_strict_isolation_refuses_to_run_without_protection(
@@ -293,6 +330,55 @@ def test_verifiers_write_where_they_may_and_nowhere_else(tmp_path: Path) -> None
         assert [part.outcome for part in pool.verify(checks)] == ["ok", "error"]
     assert (allowed / "mark").exists()
     assert not (other / "mark").exists()
+
+
+VERIFIER_INTRUSIONS = {
+    "environment": "got = open('/proc/PARENT/environ').read()",
+    "memory": "open('/proc/PARENT/mem', 'rb')",
+    "network": "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+    "socket file": "import socket; socket.socket(socket.AF_UNIX).connect('OUTSIDE/socket')",
+    "file": "open('OUTSIDE/key', 'w')",
+    "new file": "open('OUTSIDE/new', 'w')",
+    "signal": "import os; os.kill(PARENT, 0)",
+    "process": "import os; os.fork()",
+}
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [("namespaces", "landlock", "seccomp", "user"), ("landlock", "seccomp", "user"),
+     ("namespaces", "seccomp")],
+)  # fmt: skip
+def test_verifiers_that_run_a_program_themselves_get_hold_of_nothing_either(
+    monkeypatch: pytest.MonkeyPatch, outside: Outside, layers: tuple[str, ...]
+) -> None:
+    judges = "tests.run.posttrain.rollout.judges:evaluates"
+    monkeypatch.setattr(verifier_process, "_LAYERS", frozenset(layers))
+    with VerifierPool([judges], workers=1, limits=LIMITS) as pool:
+        checks = [
+            VerifierJob(name=name, verifier=judges, payload={"code": outside.fill(code)})
+            for name, code in VERIFIER_INTRUSIONS.items()
+        ]
+        found = {part.name: (part.value, part.reason) for part in pool.verify(checks)}
+        assert {name for name, (value, _) in found.items() if value} == set(), found
+    assert outside.look() == outside.state
+
+
+def test_a_worker_cannot_answer_a_check_that_another_process_gets() -> None:
+    judges = "tests.run.posttrain.rollout.judges:evaluates"
+    forged = (
+        "import json, os, struct\n"
+        "body = json.dumps({'outcome': 'ok', 'value': 9.0, 'reason': 'forged'}).encode()\n"
+        "for fd in range(3, 64):\n"
+        "    try:\n"
+        "        os.write(fd, 5 * (struct.pack('<I', len(body)) + body))\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    with VerifierPool([judges], workers=1, limits=LIMITS) as pool:
+        codes = [forged, "got = 1", "got = 2"]
+        checks = [VerifierJob(name="c", verifier=judges, payload={"code": code}) for code in codes]
+        assert [part.reason for part in pool.verify(checks)][1:] == ["1", "2"]
 
 
 def test_verifiers_use_the_network_where_they_may() -> None:

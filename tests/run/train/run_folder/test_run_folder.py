@@ -86,3 +86,14 @@ def test_another_layout_is_told_by_what_changed(tmp_path: Path) -> None:
     assert (
         describe_layout_change(before, now) == "tp 1 → 2, sequence_parallel false → true, dp 2 → 1"
     )
+
+
+def test_a_link_to_a_folder_that_is_not_there_makes_that_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    with lock_run_folder(tmp_path / "link"):
+        assert (tmp_path / "disk" / "run").is_dir()
+        with (
+            pytest.raises(InputError, match="another process trains in this folder"),
+            lock_run_folder(tmp_path / "disk" / "run"),
+        ):
+            pass

@@ -47,6 +47,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
     if folder.is_file():
         fix = "name a folder, or move the file away"
         raise InputError([Problem(str(folder), "is a file, and a run needs a folder", fix)])
+    folder = folder.resolve() if folder.is_symlink() else folder  # where it leads may be missing
     with convert_os_errors(folder, "write"):
         made = [each for each in (folder / _LOCK, folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)

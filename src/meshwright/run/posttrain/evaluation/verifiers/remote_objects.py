@@ -5,6 +5,7 @@ value, and is no number; a test of such a value fails, as it does of a value tha
 """
 
 import builtins
+import io
 import socket
 import sys
 import types
@@ -58,6 +59,8 @@ class ProgramLink:
         sent = [self.encode(each) for each in arguments]
         named = {name: self.encode(each) for name, each in keywords.items()}
         request = {"do": "call", "on": number, "args": sent, "kwargs": named}
+        if isinstance(sys.stdin, io.StringIO) and (text := sys.stdin.read()):
+            request["stdin"] = text  # tests put there what a program is to read
         return self.ask(request, arguments)
 
     def ask(
@@ -109,12 +112,20 @@ class ProgramLink:
     def _resolve(self, sent: dict[str, Any]) -> Any:
         number = int(sent["ref"])
         if sent["base"]:
+            if sent.get("own"):
+                return _find_exception(sent["base"])
             return self._get_exception(number, sent["base"])
+        if sent.get("awaits"):
+            return self._await(number)
         if number not in self._proxies:
             self._proxies[number] = RemoteObject(self, number)
         proxy = self._proxies[number]
         object.__setattr__(proxy, "_plain", self.decode(sent["plain"]))
         return proxy
+
+    async def _await(self, number: int) -> Any:
+        """Return what a coroutine of the program comes to; it runs there, without a pause."""
+        return self.ask({"do": "special", "on": number, "name": "__await__", "args": []})
 
     def _get_exception(self, number: int, base: str) -> type[BaseException]:
         if number not in self._exceptions:
@@ -129,9 +140,6 @@ class ProgramLink:
             if special == "__next__" and name == "StopIteration":
                 return StopIteration()
             return RuntimeError(f"the program raised {name}")
-        builtin = getattr(builtins, name, None)
-        if isinstance(builtin, type) and issubclass(builtin, BaseException) and sent.get("own"):
-            kind = builtin
         try:
             return kind(*self.decode(sent["args"]))
         except Exception:  # noqa: BLE001 - some take other arguments
@@ -219,6 +227,7 @@ def _define_specials() -> None:
     arithmetic = {*_LEFT, *reflected, "__neg__", "__pos__", "__invert__"}
     for name in (*_LEFT, *reflected, *_ORDER, *_OTHERS):
         setattr(RemoteObject, name, make(name))
+    setattr(RemoteObject, "__doc__", property(lambda proxy: proxy.__getattr__("__doc__")))  # noqa: B010
 
 
 def _find_exception(name: str) -> type[BaseException]:

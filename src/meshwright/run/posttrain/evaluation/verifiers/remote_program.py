@@ -5,6 +5,7 @@ a special method. What is not plain goes to the tests as a number that stands fo
 """
 
 import builtins
+import inspect
 import io
 import socket
 import sys
@@ -77,6 +78,8 @@ class ProgramServer:
 
     def _do(self, request: dict[str, Any]) -> Any:
         does = request["do"]
+        if "stdin" in request:
+            sys.stdin = io.StringIO(request["stdin"])
         if does == "names":
             return {name: self._names[name] for name in request["names"] if name in self._names}
         target = self._objects[request["on"]]
@@ -109,6 +112,7 @@ class ProgramServer:
         return {
             "class": self._encode(kind),
             "base": _name_builtin_base(kind),
+            "own": kind.__module__ == "builtins",
             "args": [self._encode(each) for each in arguments],
             "text": describe_error(error, ("<program>",)),
         }
@@ -124,6 +128,8 @@ class ProgramServer:
         found: dict[str, Any] = {"ref": number, "base": "", "plain": None}
         if isinstance(value, type) and issubclass(value, BaseException):
             found["base"] = _name_builtin_base(value)
+            found["own"] = value.__module__ == "builtins"
+        found["awaits"] = inspect.iscoroutine(value)
         for base in (list, tuple, set, frozenset, dict):
             if isinstance(value, base):
                 found["plain"] = self._encode(base(value))
@@ -169,6 +175,10 @@ def _name_builtin_base(kind: type[BaseException]) -> str:
 def _apply_special(name: str, target: Any, arguments: list[Any]) -> Any:
     if name == "__bool__":
         return bool(target)
+    if name == "__await__":
+        import asyncio
+
+        return asyncio.run(target)
     if name in ("__iter__", "__next__"):
         return iter(target) if name == "__iter__" else next(target)
     if name == "__contains__":
@@ -177,4 +187,6 @@ def _apply_special(name: str, target: Any, arguments: list[Any]) -> Any:
         return isinstance(arguments[0], target)
     if name == "__subclasscheck__":
         return issubclass(arguments[0], target)
+    if not hasattr(type(target), name):
+        raise TypeError(f"{type(target).__name__} has no {name}")
     return getattr(type(target), name)(target, *arguments)

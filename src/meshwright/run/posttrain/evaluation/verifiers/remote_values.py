@@ -9,24 +9,17 @@ import collections
 import datetime as dt
 import decimal
 import fractions
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import importlib
+from collections.abc import Callable, ItemsView, KeysView, ValuesView
+from typing import Any
 
 _SAFE_INTEGER = 1 << 53
-_SEQUENCES = {"t": tuple, "s": set, "f": frozenset, "q": collections.deque}
-_TAGS: dict[type, str] = {kind: tag for tag, kind in _SEQUENCES.items()}
+_SEQUENCES = {"w": list, "t": tuple, "s": set, "f": frozenset, "q": collections.deque}
+_TAGS: dict[type, str] = {kind: tag for tag, kind in _SEQUENCES.items() if kind is not list}
 _DICTS = (dict, collections.Counter, collections.OrderedDict, collections.defaultdict)
+_NUMPY_KINDS = tuple("biufc")
+_LONGEST_DTYPE = 4
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes, bytearray)
-
-
-class Reference(NamedTuple):
-    """Something that stays in the other process."""
-
-    number: int
-    base: str = ""
-    """Of an exception's class: the built-in class that it is derived from."""
-    plain: Any = None
-    """Of what is derived from a list, tuple, set or dict: its content."""
 
 
 def encode_value(value: Any, refer: Callable[[Any], Any]) -> Any:
@@ -51,6 +44,14 @@ def encode_value(value: Any, refer: Callable[[Any], Any]) -> Any:
         return {"r": [encode_value(each, refer) for each in (value.start, value.stop, value.step)]}
     if (parts := _encode_number_or_date(value)) is not None:
         return parts
+    if kind.__module__ == "numpy" and (parts := _encode_numpy(value)) is not None:
+        return parts
+    if isinstance(value, KeysView | ValuesView | ItemsView) and kind.__module__ == "builtins":
+        return {
+            "v" if isinstance(value, KeysView) else "w": [
+                encode_value(each, refer) for each in value
+            ]
+        }
     base = next((each for each in _NUMBERS_AND_TEXTS if issubclass(kind, each)), None)
     return refer(value) if base is None else encode_value(_as_base(value, base), refer)
 
@@ -81,6 +82,22 @@ def _encode_number_or_date(value: Any) -> Any:
     return None
 
 
+def _encode_numpy(value: Any) -> Any:
+    """Return an array or a number of NumPy; None for others, such as arrays of objects."""
+    if getattr(getattr(value, "dtype", None), "kind", "") not in _NUMPY_KINDS:
+        return None
+    if not value.shape:
+        return encode_value(value.item(), lambda _: None)
+    return {"u": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
+
+
+def _decode_numpy(kind: str, shape: list[int], data: str) -> Any:
+    if len(kind) > _LONGEST_DTYPE or kind[1:2] not in _NUMPY_KINDS:
+        raise ValueError
+    numpy = importlib.import_module("numpy")
+    return numpy.frombuffer(bytes.fromhex(data), numpy.dtype(kind)).reshape(shape).copy()
+
+
 def decode_value(sent: Any, resolve: Callable[[Any], Any]) -> Any:
     """Return a value that another process sent; `resolve` does so for references."""
     if isinstance(sent, list):
@@ -94,28 +111,30 @@ def decode_value(sent: Any, resolve: Callable[[Any], Any]) -> Any:
         return _SEQUENCES[tag](decode_value(each, resolve) for each in content)
     if tag == "d":
         return {decode_value(k, resolve): decode_value(v, resolve) for k, v in content}
-    if tag == "n":
-        return float.fromhex(content)
-    if tag == "i":
-        return int(content, 16)
-    if tag in ("b", "a"):
-        data = bytes.fromhex(content)
-        return data if tag == "b" else bytearray(data)
-    if tag == "c":
-        return complex(float.fromhex(content[0]), float.fromhex(content[1]))
+    if tag == "v":
+        return dict.fromkeys(decode_value(each, resolve) for each in content).keys()
     if tag == "r":
         return range(*(int(decode_value(each, resolve)) for each in content))
-    if tag in ("m", "o", "e", "y"):
-        return _decode_number_or_date(tag, content)
+    if tag == "u":
+        return _decode_numpy(*content)
+    if tag in _DECODERS:
+        return _DECODERS[tag](content)
     return resolve(sent)
 
 
-def _decode_number_or_date(tag: str, content: Any) -> Any:
-    if tag == "m":
-        return decimal.Decimal(content)
-    if tag == "o":
-        return fractions.Fraction(int(content[0], 16), int(content[1], 16))
-    if tag == "e":
-        return dt.timedelta(*content)
-    kind = dt.datetime if "T" in content else dt.date
-    return kind.fromisoformat(content)
+def _decode_date(text: str) -> dt.date:
+    kind = dt.datetime if "T" in text else dt.date
+    return kind.fromisoformat(text)
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "n": float.fromhex,
+    "i": lambda text: int(text, 16),
+    "b": bytes.fromhex,
+    "a": bytearray.fromhex,
+    "c": lambda parts: complex(*(float.fromhex(part) for part in parts)),
+    "m": decimal.Decimal,
+    "o": lambda parts: fractions.Fraction(*(int(part, 16) for part in parts)),
+    "e": lambda parts: dt.timedelta(*parts),
+    "y": _decode_date,
+}

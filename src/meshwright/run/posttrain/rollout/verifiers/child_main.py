@@ -5,8 +5,10 @@ Its standard input is the socket over which checks come and verdicts go. It make
 starts the server in them, and ends with all that the server and verifiers started.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -69,6 +71,9 @@ def _keep_server(connection: socket.socket, start: dict[str, Any]) -> NoReturn:
         forbid_inspection()
     _, status = os.waitpid(server, 0)
     kill_descendants(within_s=_END_S)
+    # Who asks may have been ended by force, and cannot tidy up.
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(config.folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

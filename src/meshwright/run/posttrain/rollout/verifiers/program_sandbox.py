@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshwright.run.posttrain.rollout.verifiers.sandbox.confinement import Confinement
+from meshwright.run.posttrain.rollout.verifiers.sandbox.linux_calls import IS_LINUX
 from meshwright.run.posttrain.rollout.verifiers.sandbox.namespaces import (
     SHARED_MEMORY,
     mount_empty_again,
@@ -73,6 +74,7 @@ class ProgramSandbox:
         self._is_mounted = "bounded disk" in entered
         self._has_own_memory = "own shared memory" in entered
         self._confinement = Confinement(config, entered)
+        self._started: list[int] = []
 
     def start(
         self, run: Callable[[], object], keep: Sequence[int], *, inspectable: bool = True
@@ -81,6 +83,7 @@ class ProgramSandbox:
         parent = os.getpid()
         child = os.fork()
         if child:
+            self._started.append(child)
             return child
         code = 1
         try:
@@ -103,7 +106,10 @@ class ProgramSandbox:
 
     def finish(self) -> None:
         """End all processes that are left, and clear away what they wrote."""
-        if not kill_descendants(within_s=_END_S):
+        # Linux tells who is left; elsewhere it is who was started here.
+        known = () if IS_LINUX else tuple(self._started)
+        self._started.clear()
+        if not kill_descendants(*known, within_s=_END_S):
             raise OSError("processes of a program do not end")
         if self._has_own_memory and os.listdir(SHARED_MEMORY):  # noqa: PTH208 - names suffice
             mount_empty_again(SHARED_MEMORY)

@@ -88,7 +88,7 @@ def tokenize_files(
     if out.exists():
         what = "is there already"
         raise InputError([Problem(str(out), what, "remove it, or choose another name")])
-    if not out.absolute().parent.exists():
+    if not out.absolute().parent.is_dir():
         # A source that is not there is refused before any folder is made.
         list_files([Path(path) for path in paths if not is_builtin(path)])
         make_parent_folder(out)

@@ -101,7 +101,7 @@ class Confinement:
         else:
             record.add("rlimits")
         if not config.layers:
-            end_with_parent(parent)
+            _try(record, "", lambda: end_with_parent(parent))
             return record
         _try(record, "no_new_privs", forbid_new_privileges)
         if self.changes_user:
@@ -109,9 +109,9 @@ class Confinement:
             _try(record, "other user", become_unprivileged)
         if "user" in config.layers:
             _try(record, "no capabilities", drop_capabilities)
-        end_with_parent(parent)
+        _try(record, "", lambda: end_with_parent(parent))  # another user's process forgets it
         if not inspectable:
-            forbid_inspection()
+            _try(record, "", forbid_inspection)
         if self.ruleset >= 0:
             name = f"Landlock {get_landlock_version()}"
             _try(record, name, lambda: apply_ruleset(self.ruleset))

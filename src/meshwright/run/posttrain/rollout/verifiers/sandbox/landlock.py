@@ -1,7 +1,8 @@
 """Landlock: rules that a process sets itself, for files, TCP, signals and abstract sockets.
 
 A process under such rules can also no longer trace or inspect one that is not under them, which
-closes `/proc/PID/environ` and `/proc/PID/mem`. Needs no privilege, but Linux 5.13 or newer.
+closes `/proc/PID/environ` and `/proc/PID/mem` where it has no capabilities. Needs no privilege, but
+Linux 5.13 or newer.
 """
 
 import contextlib

@@ -84,6 +84,7 @@ def mount_private_files(config: SandboxConfig, record: LayerRecord) -> None:
     if "mount namespace" not in record.active:
         return
     try:
+        unshare(CLONE_NEWNS)  # who keeps the sandbox goes on seeing the folder below
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
     except OSError as error:
         record.refuse("read-only mounts", error)

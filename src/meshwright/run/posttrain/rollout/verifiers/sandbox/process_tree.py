@@ -60,7 +60,7 @@ def _list_children() -> list[int]:
         listed = Path(f"/proc/self/task/{own}/children").read_text(encoding="ascii")
         return [int(each) for each in listed.split()]
     children = []
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 fields = (entry / "stat").read_text(encoding="utf-8", errors="replace")

@@ -38,8 +38,11 @@ class SandboxStatus(NamedTuple):
         """Return what nothing protects, of `PROTECTIONS`."""
         active = {name.rpartition(" ")[0] if name[-1].isdigit() else name for name in self.active}
         landlock = "Landlock" in active
+        # With CAP_PERFMON a process reads /proc/PID/environ whatever Landlock says.
+        is_shut_out = landlock and "no capabilities" in active
+        hides_others = {"PID namespace", "own /proc"} <= active
         held = {
-            "secrets": bool(active & {"PID namespace", "other user"}) or landlock,
+            "secrets": hides_others or is_shut_out or "other user" in active,
             "network": bool(active & {"network namespace", "no sockets", "network"}),
             "files": landlock or "read-only mounts" in active,
             "processes": bool(active & {"PID namespace", "subreaper"}),
