@@ -21,6 +21,7 @@ from meshwright.run.nn.huggingface.quantized_weights import (
     dequantize_mxfp4,
     is_scale_shape_valid,
 )
+from meshwright.run.nn.huggingface.safetensors_header import find_repeated_names
 from meshwright.spec.file_formats import load_data
 from meshwright.spec.serialization import format_value
 
@@ -161,6 +162,9 @@ class SafetensorsFolder:
         except (SafetensorError, OSError) as error:
             what = f"is not a whole safetensors file: {error}"
             problems.append(Problem(str(path), what, "fetch it again"))
+            return
+        if (problem := find_repeated_names(path)) is not None:
+            problems.append(problem)
             return
         self._files[file] = opened
         for name in opened.keys():  # noqa: SIM118 - an open file is no mapping

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.nn.huggingface.safetensors_header import find_repeated_names
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A\.weight|B\.weight|magnitude_vector)")
 
@@ -73,6 +74,8 @@ def read_peft_checkpoint(folder: str | Path, *, dora: bool = True) -> PeftCheckp
     except (SafetensorError, OSError) as error:
         what = f"is not a whole safetensors file: {error}"
         raise InputError([Problem(str(path), what, "fetch it again")]) from error
+    if (problem := find_repeated_names(path)) is not None:
+        raise InputError([problem])
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)

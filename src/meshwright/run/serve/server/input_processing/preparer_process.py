@@ -5,6 +5,7 @@ started the process is gone, and it ends.
 """
 
 import gc
+import logging
 import os
 import resource
 import select
@@ -28,6 +29,7 @@ from meshwright.run.serve.server.input_processing.protocol import (
 from meshwright.run.serve.server.input_processing.request_preparer import RequestPreparer
 from meshwright.run.serve.tokenizer.tokenizer import load_tokenizer
 
+LOG = logging.getLogger("meshwright.server")
 MAX_GROWTH_BYTES = 2**28
 """A process that has grown by more ends behind its answer: its memory goes back to the system."""
 _LENGTH_BYTES = 4
@@ -93,6 +95,9 @@ def _answer(
     except RecursionError:
         what = "The body is nested too deeply"
         return PreparationFailed(400, what, code="invalid_json"), []
+    except Exception:
+        LOG.exception("a request could not be prepared")
+        return PreparationFailed(500, "The server failed; its log says why"), []
 
 
 def _send(

@@ -6,6 +6,7 @@ bytes.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -56,6 +57,7 @@ class ProcessInputProcessor:
         self._large = PreparerLane(large, config.input_timeout_s)
         self._small.start()
         self._waiting_bytes = 0
+        self._exchanges: set[asyncio.Future[Prepared]] = set()
 
     async def process(self, kind: RequestKind, body: bytes, limits: InputLimits) -> Prepared:
         """Return what a body asks for; raises `ApiError` where it cannot be answered."""
@@ -66,22 +68,26 @@ class ProcessInputProcessor:
         self._waiting_bytes += len(body)
         # An exchange that has begun goes on to its end, also where its client leaves.
         exchange = asyncio.ensure_future(lane.exchange(PrepareRequest(kind, limits), body))
+        self._exchanges.add(exchange)
         exchange.add_done_callback(lambda done: self._forget(len(body), done))
         return await asyncio.shield(exchange)
 
     def _forget(self, size: int, done: "asyncio.Future[Prepared]") -> None:
         self._waiting_bytes -= size
+        self._exchanges.discard(done)
         if not done.cancelled():
             done.exception()  # whoever waited for it may be gone
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the processes, and whatever waits for them."""
         self.kill()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the loop
 
     def kill(self) -> None:
-        """End the processes, from any thread in which no event loop uses them."""
+        """End the processes for good."""
         for lane in (self._small, self._large):
-            lane.kill()
+            lane.close()
 
     @property
     def pids(self) -> Sequence[int]:
@@ -98,6 +104,7 @@ class PreparerLane:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -120,10 +127,16 @@ class PreparerLane:
         ours.sendall(encode_frame(protocol.encode(self._start)))
         self._socket = ours
 
+    def close(self) -> None:
+        """End the process, and start no other one."""
+        self._is_closed = True
+        self.kill()
+
     def kill(self) -> None:
         """End the process."""
         if self._streams is not None:
-            self._streams[1].close()
+            with contextlib.suppress(RuntimeError):  # its event loop may be closed already
+                self._streams[1].transport.abort()
         elif self._socket is not None:
             self._socket.close()
         self._streams = self._socket = None
@@ -139,7 +152,8 @@ class PreparerLane:
                 reader, writer = await self._ready()
             except (OSError, EOFError, TimeoutError) as error:
                 self.kill()
-                LOG.error("the process that prepares requests does not start: %r", error)
+                if not self._is_closed:
+                    LOG.warning("the process that prepares requests does not start: %r", error)
                 raise _broken("does not start") from None
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -186,6 +200,8 @@ class PreparerLane:
         return protocol.join(head, parts)
 
     async def _ready(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._is_closed:
+            raise EOFError
         if self._process is not None and self._process.poll() is not None:
             self.kill()
         if self._streams is None:
