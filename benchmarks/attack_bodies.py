@@ -240,7 +240,7 @@ def _tools() -> list[Attack]:
         Attack(
             "arguments of the largest size",
             CHAT,
-            lambda: _body(messages=[{"role": "assistant", "tool_calls": [huge]}]),
+            lambda: _body(messages=[{"role": "assistant", "tool_calls": [huge]}], max_tokens=4),
             (200, 400),
         ),
     ]

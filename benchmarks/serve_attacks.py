@@ -309,8 +309,9 @@ def measure(quick: bool) -> dict[str, object]:
         ],
         "notes": f"Each attack is one request of up to 16 MiB beside {STREAMS} streams of a tiny "
         "model whose tokenizer is that of SmolLM2, on the machine of the server, which other work "
-        "shared; figures of an attack are medians of its rounds' worst. Quiet times are the two seconds before each "
-        f"attack. Worst for health: {worst}; for streams: {rough}. By attack, ms of health: "
+        "shared; figures of an attack are medians of its rounds' worst. Quiet times are the two "
+        f"seconds before each attack. Worst for health: {worst}; for streams: {rough}. By attack, "
+        "ms of health: "
         + ", ".join(f"{name} {took * 1e3:.0f}" for name, took in sorted(health.items()))
         + f". Wrong: {wrong or 'none'}.",
     }  # fmt: skip

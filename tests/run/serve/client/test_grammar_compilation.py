@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.run.serve.client.thread_client import ThreadEngineClient
 from meshwright.run.serve.engine.engine_config import EngineConfig
 from meshwright.run.serve.engine.startup import start_engine
-from meshwright.run.serve.request import Request
+from meshwright.run.serve.request import Request, RequestOutput
 from meshwright.run.serve.sampling_params import SamplingParams, StructuredOutputsParams
 from meshwright.run.serve.worker.engine_worker import create_utility_handler
 from tests.run.serve.served_folders import folder
@@ -48,7 +48,7 @@ def test_streams_go_on_while_a_grammar_is_compiled(engine: ThreadEngineClient) -
 
         async def read(name: str, request: Request) -> None:
             async for _ in engine.generate(request):
-                heard.append(name)
+                heard.extend([name])
 
         stream = asyncio.create_task(read("stream", STREAM))
         while heard.count("stream") < 2:
@@ -84,3 +84,19 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_leaves_nothing(
         assert engine.engine.pending_external_jobs == 0
 
     asyncio.run(asyncio.wait_for(ask(), 120))
+
+
+def test_a_grammar_that_proves_too_large_is_an_error_of_its_request(
+    engine: ThreadEngineClient,
+) -> None:
+    choices = json.dumps(["a" * 9 + str(number) for number in range(3000)])
+    form = StructuredOutputsParams(kind="choice", text=choices)
+    sampling = SamplingParams(temperature=0.0, max_tokens=9, structured_outputs=form)
+
+    async def ask() -> RequestOutput:
+        request = Request(prompt_token_ids=(5, 6), sampling_params=sampling)
+        return [piece async for piece in engine.generate(request)][-1]
+
+    last = asyncio.run(asyncio.wait_for(ask(), 120))
+    assert (last.finish_reason, last.is_request_error) == ("error", True)
+    assert "simplify the grammar" in last.error

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 pytest.importorskip("uvicorn", reason="the server needs meshwright[serve]")
@@ -31,7 +32,7 @@ from tests.run.serve.server.hostile import write_tokenizer
 
 T = TypeVar("T")
 LIMITS = InputLimits(4096, 4096)
-CONFIG = ServerConfig(model="parrot")
+CONFIG = ServerConfig(model="parrot", input_processes=1)
 HELLO = json.dumps({"prompt": "hello", "logit_bias": {"7": 1.5}, "user": "ann"}).encode()
 
 
@@ -60,7 +61,7 @@ def run(made: ProcessInputProcessor, work: Callable[[], Coroutine[Any, Any, T]])
 
 
 def hurried(folder: Path) -> ProcessInputProcessor:
-    return ProcessInputProcessor(folder, ServerConfig(model="parrot", input_timeout_s=0.5))
+    return ProcessInputProcessor(folder, msgspec.structs.replace(CONFIG, input_timeout_s=0.5))
 
 
 def chat(content: str, **fields: Any) -> bytes:
@@ -163,8 +164,21 @@ def test_a_small_request_does_not_wait_behind_a_large_one(
     run(processor, ask)
 
 
+def test_requests_are_shared_among_processes(folder: Path) -> None:
+    made = ProcessInputProcessor(folder, msgspec.structs.replace(CONFIG, input_processes=2))
+
+    async def ask() -> None:
+        slow = asyncio.create_task(made.process("chat", chat("loop"), LIMITS))
+        await asyncio.sleep(0)
+        await made.process("completion", HELLO, LIMITS)
+        assert not slow.done()
+        slow.cancel()
+
+    run(made, ask)
+
+
 def test_memory_is_bounded_and_what_a_request_took_is_given_back(folder: Path) -> None:
-    made = ProcessInputProcessor(folder, ServerConfig(model="parrot", input_memory_bytes=2**28))
+    made = ProcessInputProcessor(folder, msgspec.structs.replace(CONFIG, input_memory_bytes=2**28))
 
     async def ask() -> None:
         for content in ("double", "center"):
@@ -214,7 +228,8 @@ def test_a_process_sees_no_keys(
 
 
 def test_a_process_ends_with_whoever_started_it(processor: ProcessInputProcessor) -> None:
-    process, line = processor._small._process, processor._small._socket
+    (lane,) = processor._small
+    process, line = lane._process, lane._socket
     assert process is not None
     assert line is not None
     line.shutdown(socket.SHUT_RDWR)  # as the system does where the server's process ends

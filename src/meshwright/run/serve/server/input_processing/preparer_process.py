@@ -4,6 +4,7 @@ It reads nothing but its socket and the files of its tokenizer. When the socket 
 started the process is gone, and it ends.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -14,6 +15,8 @@ import socket
 import sys
 import threading
 from pathlib import Path
+
+import msgspec
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.serve.frame_codec import encode_frame
@@ -43,7 +46,7 @@ def main(descriptor: int) -> None:
         threading.Thread(target=_end_with, args=(line,), daemon=True).start()
         start = protocol.decode_to_preparer(_read_frame(line))
         assert isinstance(start, StartPreparing)
-        os.nice(start.niceness)
+        lower_priority(start.niceness)
         try:
             preparer = RequestPreparer(load_tokenizer(start.model_path), start.config)
         except MeshwrightError as error:
@@ -61,11 +64,17 @@ def main(descriptor: int) -> None:
             answer, parts = _answer(preparer, request, body)
             del body
             grown = _resident_bytes() - at_start > MAX_GROWTH_BYTES
-            if isinstance(answer, PreparedHead) and grown:
-                answer = PreparedHead(answer.prepared, answer.parts, is_last=True)
-            _send(line, answer, *parts)
+            _send(line, msgspec.structs.replace(answer, is_last=grown), *parts)
             if grown:
                 return
+
+
+def lower_priority(niceness: int) -> None:
+    """Let this process give way to others, also where Linux shares time among sessions first."""
+    os.nice(niceness)
+    if niceness:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def limit_memory(more_bytes: int) -> None:

@@ -48,14 +48,16 @@ class ProcessInputProcessor:
     """Prepares requests elsewhere on this machine, for one event loop."""
 
     def __init__(self, model_path: str | Path, config: ServerConfig) -> None:
-        """Start the process for small bodies; that for large ones starts with the first of them."""
-        start = StartPreparing(str(model_path), config, config.input_memory_bytes, niceness=0)
-        large = StartPreparing(
-            str(model_path), config, config.input_memory_bytes, niceness=LARGE_BODY_NICENESS
+        """Start the processes for small bodies; that for large ones starts with the first one."""
+        small, large = (
+            StartPreparing(str(model_path), config, config.input_memory_bytes, niceness)
+            for niceness in (0, LARGE_BODY_NICENESS)
         )
-        self._small = PreparerLane(start, config.input_timeout_s)
+        count = config.input_processes or max(1, min(4, (os.cpu_count() or 1) // 4))
+        self._small = [PreparerLane(small, config.input_timeout_s) for _ in range(count)]
         self._large = PreparerLane(large, config.input_timeout_s)
-        self._small.start()
+        for lane in self._small:
+            lane.start()
         self._waiting_bytes = 0
         self._exchanges: set[asyncio.Future[Prepared]] = set()
 
@@ -64,7 +66,9 @@ class ProcessInputProcessor:
         if self._waiting_bytes + len(body) > MAX_WAITING_BYTES:
             what = "The requests that wait are too large. Retry after 5 s."
             raise ApiError(429, what, code="queue_full", retry_after_s=5)
-        lane = self._small if len(body) <= SMALL_BODY_BYTES else self._large
+        lane = self._large
+        if len(body) <= SMALL_BODY_BYTES:
+            lane = min(self._small, key=lambda small: small.waiting)
         self._waiting_bytes += len(body)
         # An exchange that has begun goes on to its end, also where its client leaves.
         exchange = asyncio.ensure_future(lane.exchange(PrepareRequest(kind, limits), body))
@@ -86,13 +90,14 @@ class ProcessInputProcessor:
 
     def kill(self) -> None:
         """End the processes for good."""
-        for lane in (self._small, self._large):
+        for lane in (*self._small, self._large):
             lane.close()
 
     @property
     def pids(self) -> Sequence[int]:
         """The processes that run."""
-        return [lane.pid for lane in (self._small, self._large) if lane.pid is not None]
+        lanes = (*self._small, self._large)
+        return [lane.pid for lane in lanes if lane.pid is not None]
 
 
 class PreparerLane:
@@ -105,6 +110,8 @@ class PreparerLane:
         self._socket: socket.socket | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._is_closed = False
+        self.waiting = 0
+        """Requests that it prepares, or that wait for it."""
 
     @property
     def pid(self) -> int | None:
@@ -147,6 +154,13 @@ class PreparerLane:
 
     async def exchange(self, request: PrepareRequest, body: bytes) -> Prepared:
         """Have a body prepared when it is its turn."""
+        self.waiting += 1
+        try:
+            return await self._exchange(request, body)
+        finally:
+            self.waiting -= 1
+
+    async def _exchange(self, request: PrepareRequest, body: bytes) -> Prepared:
         async with self._turn:
             try:
                 reader, writer = await self._ready()
@@ -186,6 +200,8 @@ class PreparerLane:
         await writer.drain()
         answer = await _read(reader)
         if isinstance(answer, PreparationFailed):
+            if answer.is_last:
+                self.kill()
             raise answer.to_error()
         if not isinstance(answer, PreparedHead):
             raise EOFError
