@@ -77,7 +77,7 @@ def _prompts(vocab_size: int, max_model_len: int) -> list[Attack]:
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(2000)]
     prose = " ".join(draw.choices(words, k=size // 8))
     tokens = [draw.randrange(vocab_size) for _ in range(size // 8)]
-    full = [[number % vocab_size for number in range(max_model_len - 5)]] * 32
+    full = [[number % vocab_size for number in range(max_model_len - 5)]] * 8
     many = [{"role": "user", "content": "a"}] * (size // 34)
     return [
         Attack("chat of short words", CHAT, lambda: _chat("a " * (size // 2))),
@@ -140,21 +140,21 @@ def _sampling(vocab_size: int) -> list[Attack]:
         Attack(
             "logit_bias of the most entries",
             TEXT,
-            lambda: _body(prompt="a", logit_bias=bias, n=16, max_tokens=32),
+            lambda: _body(prompt="a", logit_bias=bias, n=16, max_tokens=32, temperature=0),
             (200, 400),
         ),
         Attack("stop_token_ids", TEXT, lambda: _body(prompt="a", stop_token_ids=orbit * 12)),
         Attack(
             "stop strings",
             TEXT,
-            lambda: _body(prompt="aaaa", stop=stops, n=16, max_tokens=64),
+            lambda: _body(prompt="aaaa", stop=stops, n=16, max_tokens=64, temperature=0),
             (200, 400),
         ),
-        Attack("many stop strings", TEXT, lambda: _body(prompt="a", stop=["ab"] * 3_000_000)),
+        Attack("many stop strings", TEXT, lambda: _body(prompt="a", stop=["ab"] * 2_700_000)),
         Attack(
             "n and log-probabilities",
             CHAT,
-            lambda: _chat(n=16, logprobs=True, top_logprobs=20, max_tokens=64),
+            lambda: _chat(n=16, logprobs=True, top_logprobs=20, max_tokens=64, temperature=0),
             (200, 400),
         ),
     ]
@@ -177,7 +177,7 @@ def _grammars() -> list[Attack]:
     branches = {"anyOf": [{"type": "string", "pattern": f"^[a-z]{{{n}}}$"} for n in range(1, 3000)]}
     allowed = (200, 400)
     return [
-        Attack("schema of the largest size", CHAT, lambda: schema({"enum": ["a" * 20] * 700_000})),
+        Attack("schema of the largest size", CHAT, lambda: schema({"enum": ["a" * 20] * 690_000})),
         Attack("schema with many properties", CHAT, lambda: schema(wide), allowed),
         Attack("schema that nests", CHAT, lambda: schema(nested), allowed),
         Attack("schema with huge bounds", CHAT, lambda: schema(items), allowed),
@@ -196,7 +196,7 @@ def _grammars() -> list[Attack]:
         Attack(
             "grammar that is long",
             CHAT,
-            lambda: bound(grammar="start: " + " | ".join(f'"w{n}"' for n in range(25_000))),
+            lambda: bound(grammar="start: " + " | ".join(f'"w{n}"' for n in range(22_000))),
             allowed,
         ),
         Attack(
@@ -206,7 +206,7 @@ def _grammars() -> list[Attack]:
             allowed,
         ),
         Attack(
-            "choices", CHAT, lambda: bound(choice=["a" * 60 + str(n) for n in range(4000)]), allowed
+            "choices", CHAT, lambda: bound(choice=["a" * 50 + str(n) for n in range(4000)]), allowed
         ),
     ]
 
@@ -240,7 +240,7 @@ def _tools() -> list[Attack]:
         Attack(
             "arguments of the largest size",
             CHAT,
-            lambda: _body(messages=[{"role": "assistant", "tool_calls": [huge]}]),
+            lambda: _body(messages=[{"role": "assistant", "tool_calls": [huge]}], max_tokens=4),
             (200, 400),
         ),
     ]

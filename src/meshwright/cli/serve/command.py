@@ -137,8 +137,10 @@ def run(args: argparse.Namespace) -> CommandResult:
             )
         OutputParserFactory(words, settings.tool_call_parser, reasoning=settings.parse_reasoning)
         # It reads the tokenizer while the engine reads its weights.
-        processor = ProcessInputProcessor(path, settings)
-        held.callback(processor.kill)
+        processor = None
+        if sys.platform != "win32":
+            processor = ProcessInputProcessor(path, settings)
+            held.callback(processor.kill)
         engine, lines = start_engines(args, path)
         if not len(keys) and settings.host not in _LOOPBACK:
             lines.append(f"whoever reaches {settings.host} may ask: there are no API keys")

@@ -58,6 +58,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The text or the token that ended it, where one was asked for."""
     error: str = ""
     """Why, where it ended by an error."""
+    is_request_error: bool = False
+    """Whether that is an error of the request, such as a grammar that cannot be followed."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not computed anew; on the first piece."""
     queue_s: float | None = None

@@ -145,3 +145,13 @@ def test_a_full_disk_is_told_once_all_parameters_were_asked_for(tmp_path: Path) 
     with pytest.raises(OSError, match="file"):
         save_hf_checkpoint(build_decoder(read_config(LLAMA)), blocked, whole=give, shard_bytes=4000)
     assert set(asked) == set(values)
+
+
+def test_a_file_that_names_a_tensor_twice_is_refused(tmp_path: Path) -> None:
+    entry = b'"a":{"dtype":"%b","shape":[2],"data_offsets":[0,8]}'
+    header = b"{" + entry % b"F32" + b"," + entry % b"I32" + b"}"
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    assert load_file(file)["a"].dtype == torch.int32, "the library takes it for a sound file"
+    with pytest.raises(InputError, match=r"model\.safetensors: holds a twice"):
+        SafetensorsFolder(tmp_path)

@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.run.serve.output.detokenizer import IncrementalDetokenizer, StopCheck, StopChecker
-from meshwright.run.serve.output.text_markers import count_partial_marker, find_first_marker
+from meshwright.run.serve.output.text_markers import (
+    PartialMarkerTracker,
+    count_partial_marker,
+    find_first_marker,
+)
 from meshwright.run.serve.sampling_params import SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
@@ -216,3 +220,16 @@ def test_the_longest_of_stops_that_end_together_is_meant() -> None:
     assert found is not None
     assert (found.text, found.start) == ("abc", 2)
     assert count_partial_marker("xab", ["abc", "bcd"]) == 2
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=6), max_size=4),
+    st.lists(st.text("ab", max_size=5), max_size=12),
+)
+def test_a_beginning_of_a_marker_is_counted_as_text_grows(
+    markers: list[str], pieces: list[str]
+) -> None:
+    tracker, text = PartialMarkerTracker(markers), ""
+    for piece in pieces:
+        text += piece
+        assert tracker.feed(piece) == count_partial_marker(text, markers)

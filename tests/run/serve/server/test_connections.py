@@ -107,6 +107,28 @@ def test_a_head_without_end_is_refused(sent: bytes) -> None:
         assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
 
 
+@pytest.mark.parametrize("piece", [None, 700], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("more", [0, 1, 500, 20_000, 200_000])
+def test_a_head_is_measured_exactly(more: int, piece: int | None) -> None:
+    begin, end = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ", b"\r\n\r\n"
+    with serving(max_header_bytes=8000) as (served, _), closing(connected(served)) as line:
+        head = begin + b"a" * (8000 + more - len(begin) - len(end)) + end
+        for at in range(0, len(head), piece or len(head)):
+            try:
+                line.sendall(head[at : at + (piece or len(head))])
+            except OSError:
+                break  # it was refused before all was sent
+        assert int(line.recv(4096).split(b" ", 2)[1]) == (431 if more else 200)
+
+
+def test_many_short_headers_are_a_long_head() -> None:
+    with serving(max_header_bytes=8000) as (served, _), closing(connected(served)) as line:
+        line.sendall(BEGUN + b"a: b\r\n" * 2000 + b"\r\n")
+        got = rest(line)
+        assert got.startswith(b"HTTP/1.1 431 ")
+        assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+
+
 def test_bodies_are_not_counted_as_heads() -> None:
     with serving(max_header_bytes=1000) as (served, _), closing(connected(served)) as line:
         for _ in range(3):

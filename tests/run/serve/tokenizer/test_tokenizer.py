@@ -12,6 +12,7 @@ from meshwright.run.serve.tokenizer.chat_template import ChatTemplate
 from meshwright.run.serve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.run.nn.huggingface.reference import transformers
 from tests.run.serve.model.test_gguf import TEXT, trained
+from tests.run.serve.server.hostile import byte_tokenizer
 
 CHATML = """
 {%- if tools %}
@@ -161,3 +162,26 @@ def test_words_can_be_made_of_a_tokenizer_alone() -> None:
     words = Tokenizer(trained(digits=True), eos_token_ids=(2,))
     assert words.eos_token_ids == {2}
     assert words.special_tokens == {}
+
+
+def with_pattern(folder: Path, pattern: str) -> Path:
+    """Write a tokenizer that cuts text by a pattern."""
+    data = json.loads(byte_tokenizer().to_str())
+    data["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return folder
+
+
+@pytest.mark.parametrize("pattern", ["(a+a+)+$z", "[", "(", "\\g<0>"])
+def test_a_pattern_that_breaks_is_an_error_of_its_file(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        load_tokenizer(with_pattern(tmp_path, pattern))
+
+
+def test_a_pattern_that_breaks_on_one_text_is_an_error_of_that_text(tmp_path: Path) -> None:
+    words = load_tokenizer(with_pattern(tmp_path, "(z+z+)+y"))
+    assert words.encode("hello")
+    with pytest.raises(InputError, match="breaks off"):
+        words.encode("z" * 60)

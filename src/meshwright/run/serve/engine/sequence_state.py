@@ -159,7 +159,9 @@ class SequenceState:
             try:
                 tokens = tokens[: self.grammar.accept_tokens(tokens)]
             except InputError as error:
-                return self.finish_with_error(str(error))
+                # A grammar may turn out too large only where the answer has got to.
+                failed = self.finish_with_error(str(error))
+                return msgspec.structs.replace(failed, is_request_error=True)
             ended = self.grammar.is_terminated
         step = self.stop_condition.add(tokens, ended=ended)
         self.token_ids += tokens[: step.num_tokens]

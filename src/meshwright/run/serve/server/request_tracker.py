@@ -112,6 +112,8 @@ class RequestTracker:
         if output.finish_reason is not None:
             self._open -= 1
             self._end = output.finish_reason
+            if output.is_request_error:
+                raise ApiError(400, output.error, param="structured_outputs", code="grammar_error")
             if output.finish_reason == "error":
                 raise ApiError(500, output.error or "The engine failed", code="engine_error")
             if output.finish_reason == "abort":

@@ -42,6 +42,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The largest body of a request."""
     max_header_bytes: int = 64 * 2**10
     """The largest head of a request: its address and its headers."""
+    input_processes: int | None = None
+    """Processes that prepare requests with bodies up to 128 KiB; None takes one for every four
+    cores, at most four. Larger bodies have one more."""
     input_timeout_s: float = 30.0
     """The longest that decoding a body, rendering its chat template and tokenising it may take."""
     input_memory_bytes: int = 2 * 2**30
@@ -90,6 +93,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             []
             if self.max_prompt_tokens is None
             else check_integer("max_prompt_tokens", self.max_prompt_tokens),
+            []
+            if self.input_processes is None
+            else check_integer("input_processes", self.input_processes, most=64),
             check_number("input_timeout_s", self.input_timeout_s, 0.001, 1e9),
             check_integer("input_memory_bytes", self.input_memory_bytes, least=2**26),
             check_number("request_timeout_s", self.request_timeout_s, 0.001, 1e9),

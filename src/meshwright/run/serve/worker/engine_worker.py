@@ -178,6 +178,8 @@ class EngineWorker:
                 self._engine.validate_request(asked.request)
             except Exception as raised:  # noqa: BLE001  the client is told, in the worker's thread
                 error = raised
+            except BaseException as raised:  # noqa: BLE001  a panic of a library written in Rust
+                error = RuntimeError(f"{type(raised).__name__}: {raised}")
             self._inbox.append(_Validated(asked, error))
             self._wake.set()
 

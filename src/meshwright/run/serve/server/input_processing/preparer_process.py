@@ -4,7 +4,9 @@ It reads nothing but its socket and the files of its tokenizer. When the socket 
 started the process is gone, and it ends.
 """
 
+import contextlib
 import gc
+import logging
 import os
 import resource
 import select
@@ -13,6 +15,8 @@ import socket
 import sys
 import threading
 from pathlib import Path
+
+import msgspec
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.serve.frame_codec import encode_frame
@@ -28,6 +32,7 @@ from meshwright.run.serve.server.input_processing.protocol import (
 from meshwright.run.serve.server.input_processing.request_preparer import RequestPreparer
 from meshwright.run.serve.tokenizer.tokenizer import load_tokenizer
 
+LOG = logging.getLogger("meshwright.server")
 MAX_GROWTH_BYTES = 2**28
 """A process that has grown by more ends behind its answer: its memory goes back to the system."""
 _LENGTH_BYTES = 4
@@ -41,7 +46,7 @@ def main(descriptor: int) -> None:
         threading.Thread(target=_end_with, args=(line,), daemon=True).start()
         start = protocol.decode_to_preparer(_read_frame(line))
         assert isinstance(start, StartPreparing)
-        os.nice(start.niceness)
+        lower_priority(start.niceness)
         try:
             preparer = RequestPreparer(load_tokenizer(start.model_path), start.config)
         except MeshwrightError as error:
@@ -59,11 +64,17 @@ def main(descriptor: int) -> None:
             answer, parts = _answer(preparer, request, body)
             del body
             grown = _resident_bytes() - at_start > MAX_GROWTH_BYTES
-            if isinstance(answer, PreparedHead) and grown:
-                answer = PreparedHead(answer.prepared, answer.parts, is_last=True)
-            _send(line, answer, *parts)
+            _send(line, msgspec.structs.replace(answer, is_last=grown), *parts)
             if grown:
                 return
+
+
+def lower_priority(niceness: int) -> None:
+    """Let this process give way to others, also where Linux shares time among sessions first."""
+    os.nice(niceness)
+    if niceness:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def limit_memory(more_bytes: int) -> None:
@@ -93,6 +104,9 @@ def _answer(
     except RecursionError:
         what = "The body is nested too deeply"
         return PreparationFailed(400, what, code="invalid_json"), []
+    except Exception:
+        LOG.exception("a request could not be prepared")
+        return PreparationFailed(500, "The server failed; its log says why"), []
 
 
 def _send(

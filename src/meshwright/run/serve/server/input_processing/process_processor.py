@@ -6,6 +6,7 @@ bytes.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -47,46 +48,56 @@ class ProcessInputProcessor:
     """Prepares requests elsewhere on this machine, for one event loop."""
 
     def __init__(self, model_path: str | Path, config: ServerConfig) -> None:
-        """Start the process for small bodies; that for large ones starts with the first of them."""
-        start = StartPreparing(str(model_path), config, config.input_memory_bytes, niceness=0)
-        large = StartPreparing(
-            str(model_path), config, config.input_memory_bytes, niceness=LARGE_BODY_NICENESS
+        """Start the processes for small bodies; that for large ones starts with the first one."""
+        small, large = (
+            StartPreparing(str(model_path), config, config.input_memory_bytes, niceness)
+            for niceness in (0, LARGE_BODY_NICENESS)
         )
-        self._small = PreparerLane(start, config.input_timeout_s)
+        count = config.input_processes or max(1, min(4, (os.cpu_count() or 1) // 4))
+        self._small = [PreparerLane(small, config.input_timeout_s) for _ in range(count)]
         self._large = PreparerLane(large, config.input_timeout_s)
-        self._small.start()
+        for lane in self._small:
+            lane.start()
         self._waiting_bytes = 0
+        self._exchanges: set[asyncio.Future[Prepared]] = set()
 
     async def process(self, kind: RequestKind, body: bytes, limits: InputLimits) -> Prepared:
         """Return what a body asks for; raises `ApiError` where it cannot be answered."""
         if self._waiting_bytes + len(body) > MAX_WAITING_BYTES:
             what = "The requests that wait are too large. Retry after 5 s."
             raise ApiError(429, what, code="queue_full", retry_after_s=5)
-        lane = self._small if len(body) <= SMALL_BODY_BYTES else self._large
+        lane = self._large
+        if len(body) <= SMALL_BODY_BYTES:
+            lane = min(self._small, key=lambda small: small.waiting)
         self._waiting_bytes += len(body)
         # An exchange that has begun goes on to its end, also where its client leaves.
         exchange = asyncio.ensure_future(lane.exchange(PrepareRequest(kind, limits), body))
+        self._exchanges.add(exchange)
         exchange.add_done_callback(lambda done: self._forget(len(body), done))
         return await asyncio.shield(exchange)
 
     def _forget(self, size: int, done: "asyncio.Future[Prepared]") -> None:
         self._waiting_bytes -= size
+        self._exchanges.discard(done)
         if not done.cancelled():
             done.exception()  # whoever waited for it may be gone
 
     async def close(self) -> None:
-        """End the processes."""
+        """End the processes, and whatever waits for them."""
         self.kill()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the loop
 
     def kill(self) -> None:
-        """End the processes, from any thread in which no event loop uses them."""
-        for lane in (self._small, self._large):
-            lane.kill()
+        """End the processes for good."""
+        for lane in (*self._small, self._large):
+            lane.close()
 
     @property
     def pids(self) -> Sequence[int]:
         """The processes that run."""
-        return [lane.pid for lane in (self._small, self._large) if lane.pid is not None]
+        lanes = (*self._small, self._large)
+        return [lane.pid for lane in lanes if lane.pid is not None]
 
 
 class PreparerLane:
@@ -98,6 +109,9 @@ class PreparerLane:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._is_closed = False
+        self.waiting = 0
+        """Requests that it prepares, or that wait for it."""
 
     @property
     def pid(self) -> int | None:
@@ -120,10 +134,16 @@ class PreparerLane:
         ours.sendall(encode_frame(protocol.encode(self._start)))
         self._socket = ours
 
+    def close(self) -> None:
+        """End the process, and start no other one."""
+        self._is_closed = True
+        self.kill()
+
     def kill(self) -> None:
         """End the process."""
         if self._streams is not None:
-            self._streams[1].close()
+            with contextlib.suppress(RuntimeError):  # its event loop may be closed already
+                self._streams[1].transport.abort()
         elif self._socket is not None:
             self._socket.close()
         self._streams = self._socket = None
@@ -134,12 +154,20 @@ class PreparerLane:
 
     async def exchange(self, request: PrepareRequest, body: bytes) -> Prepared:
         """Have a body prepared when it is its turn."""
+        self.waiting += 1
+        try:
+            return await self._exchange(request, body)
+        finally:
+            self.waiting -= 1
+
+    async def _exchange(self, request: PrepareRequest, body: bytes) -> Prepared:
         async with self._turn:
             try:
                 reader, writer = await self._ready()
             except (OSError, EOFError, TimeoutError) as error:
                 self.kill()
-                LOG.error("the process that prepares requests does not start: %r", error)
+                if not self._is_closed:
+                    LOG.warning("the process that prepares requests does not start: %r", error)
                 raise _broken("does not start") from None
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -172,6 +200,8 @@ class PreparerLane:
         await writer.drain()
         answer = await _read(reader)
         if isinstance(answer, PreparationFailed):
+            if answer.is_last:
+                self.kill()
             raise answer.to_error()
         if not isinstance(answer, PreparedHead):
             raise EOFError
@@ -186,6 +216,8 @@ class PreparerLane:
         return protocol.join(head, parts)
 
     async def _ready(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._is_closed:
+            raise EOFError
         if self._process is not None and self._process.poll() is not None:
             self.kill()
         if self._streams is None:

@@ -53,6 +53,8 @@ class PreparationFailed(msgspec.Struct, frozen=True, tag="failed"):
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+    is_last: bool = False
+    """Whether the process ends behind this: it has become large."""
 
     def to_error(self) -> ApiError:
         """Return it as it is raised."""
