@@ -66,7 +66,7 @@ def test_head_is_answered_without_a_body() -> None:
 
 def test_a_name_of_a_stranger_is_not_answered() -> None:
     with serving() as server:
-        assert get(server, host="evil.example")[0] == 421
+        assert get(server, host="evil.example")[0] == 403
         assert PAGE not in ask(server, "GET / HTTP/1.1\r\nHost: evil.example:80\r\n\r\n")
         assert get(server)[0] == 200
 

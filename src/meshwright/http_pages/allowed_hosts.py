@@ -44,14 +44,25 @@ class AllowedHosts:
 
 def parse_allowed_hosts(text: str | None, listen_host: str) -> AllowedHosts:
     """Return the names of `--allowed-hosts`, or those that follow from where a server listens."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    return make_allowed_hosts(split_names(text), listen_host)
+
+
+def split_names(text: str | None) -> tuple[str, ...]:
+    """Return the names of a list with commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def make_allowed_hosts(names: Sequence[str], listen_host: str) -> AllowedHosts:
+    """Return the names that are given, or those that follow from where a server listens."""
     wrong = [name for name in names if name != "*" and _strip_port(name.lstrip(".")) != _own(name)]
     if wrong:
         fix = "give names without a scheme or port, with commas: page.example.com,10.1.2.3"
         raise InputError(
             Problem("--allowed-hosts", f"{name!r} is no name of a host", fix) for name in wrong
         )
-    return AllowedHosts(names, any_host=not names and not is_loopback_name(listen_host))
+    if not names:
+        return AllowedHosts(any_host=not is_loopback_name(listen_host))
+    return AllowedHosts([*names, listen_host.strip("[]")])
 
 
 def is_loopback_name(host: str) -> bool:

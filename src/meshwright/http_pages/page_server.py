@@ -146,7 +146,7 @@ class _PageHandler(BaseHTTPRequestHandler):
                 page = server.answer(PageRequest(path, self.headers))
             else:
                 told = b"this name of the host is not answered: --allowed-hosts NAME allows it\n"
-                page = Page(told, status=HTTPStatus.MISDIRECTED_REQUEST)
+                page = Page(told, status=HTTPStatus.FORBIDDEN)
             self._send(page, with_body=with_body)
         finally:
             server.answering.release()

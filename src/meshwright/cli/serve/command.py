@@ -2,6 +2,7 @@
 
 import argparse
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,12 @@ from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.result import CommandResult, NoteView
 from meshwright.cli.serve.engines import add_engines, start_engines
 from meshwright.errors import InputError, Problem
+from meshwright.http_pages.allowed_hosts import (
+    ALLOWED_HOSTS_HELP,
+    is_loopback_name,
+    make_allowed_hosts,
+    split_names,
+)
 from meshwright.spec.units import format_quantity
 
 if TYPE_CHECKING:
@@ -36,7 +43,6 @@ EXAMPLES = (
     "mw serve path/of/model --prefill-replicas 1 --decode-replicas 3",
     "MESHWRIGHT_API_KEY=… mw serve path/of/model --host 0.0.0.0",
 )
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a web page that may call",
     )  # fmt: skip
     group.add_argument(
-        "--allowed-hosts", action="append", default=[], metavar="HOST",
-        help="a name that clients may reach the server by, such as that of a proxy; * for any"
-        " (default: this machine's own where --host is a loopback address, else any)",
+        "--allowed-hosts", metavar="NAMES", help=ALLOWED_HOSTS_HELP,
     )  # fmt: skip
     group.add_argument(
         "--reasoning-parser", choices=("think",), metavar="NAME",
@@ -142,7 +146,7 @@ def run(args: argparse.Namespace) -> CommandResult:
             processor = ProcessInputProcessor(path, settings)
             held.callback(processor.kill)
         engine, lines = start_engines(args, path)
-        if not len(keys) and settings.host not in _LOOPBACK:
+        if not len(keys) and not is_loopback_name(settings.host):
             lines.append(f"whoever reaches {settings.host} may ask: there are no API keys")
         if not args.quiet:
             print_to_stderr(*lines)
@@ -198,10 +202,12 @@ def _settings(args: argparse.Namespace, path: Path) -> "ServerConfig":
     for name in ("api_key_file", "admin_api_key_file"):
         if getattr(args, name) is not None:
             given[name] = Path(getattr(args, name))
+    hosts = split_names(args.allowed_hosts)
+    make_allowed_hosts(hosts, args.host)  # refuses bad names before anything starts
     return ServerConfig(
         model=args.served_model_name or (path.stem if path.is_file() else path.resolve().name),
         host=args.host,
-        allowed_hosts=tuple(args.allowed_hosts),
+        allowed_hosts=hosts,
         allowed_origins=tuple(args.allowed_origins),
         lora_names=tuple(parse_adapters(args)),
         allow_unauthenticated_admin=args.allow_unauthenticated_admin,

@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from meshwright.http_pages.allowed_hosts import make_allowed_hosts
 from meshwright.run.serve.engine_client import EngineClient, SleepableEngine
 from meshwright.run.serve.server.access_log import AccessLogMiddleware
 from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.app_state import AppState
 from meshwright.run.serve.server.endpoint import Endpoint, authenticate, json_reader
-from meshwright.run.serve.server.host_check import HostCheckMiddleware, allowed_hosts
+from meshwright.run.serve.server.host_check import HostCheckMiddleware
 from meshwright.run.serve.server.input_processing.inline_processor import InlineInputProcessor
 from meshwright.run.serve.server.input_processing.prepared import InputProcessor, RequestKind
 from meshwright.run.serve.server.lifecycle_routes import (
@@ -161,11 +162,11 @@ def create_app(
             await input_processor.close()
             await engine.close()
 
+    hosts = make_allowed_hosts(settings.allowed_hosts, settings.host)
     middleware = [
-        Middleware(AccessLogMiddleware, metrics=desk.metrics, paths=paths, log=settings.access_log)
+        Middleware(AccessLogMiddleware, metrics=desk.metrics, paths=paths, log=settings.access_log),
+        Middleware(HostCheckMiddleware, hosts=hosts),
     ]
-    if (hosts := allowed_hosts(settings)) is not None:
-        middleware.append(Middleware(HostCheckMiddleware, hosts=hosts))
     if settings.allowed_origins:
         middleware.append(
             Middleware(
