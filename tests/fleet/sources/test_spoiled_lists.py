@@ -175,6 +175,42 @@ FORMS = {
         },
         times=("time",), dated=True, table="node_samples",
     ),
+    "Alibaba 2023, nodes": Form(
+        {
+            "sn": lambda row: f"n{row}", "cpu_milli": lambda _: 64_000,
+            "memory_mib": lambda _: 262_144, "gpu": lambda row: 1 + row % 8,
+            "model": lambda _: "T4",
+        },
+        "gpu", table="nodes",
+    ),
+    "Alibaba 2026, nodes": Form(
+        {
+            "node_name": lambda row: f"n{row}", "gpu_model": lambda _: "A100",
+            "gpu_capacity_num": lambda row: 1 + row % 8, "cpu_num": lambda _: 96,
+        },
+        "gpu_capacity_num", table="nodes",
+    ),
+    "Philly, machines": Form(
+        {
+            "machineId": lambda row: f"m{row}", "number of GPUs": lambda row: 1 + row % 8,
+            "single GPU mem": lambda _: "24GB",
+        },
+        "number of GPUs", table="nodes",
+    ),
+    "PAI, machines": Form(
+        {
+            "machine": lambda row: f"m{row}", "gpu_type": lambda _: "T4", "cap_cpu": lambda _: 96,
+            "cap_mem": lambda _: 512, "cap_gpu": lambda row: 1 + row % 8,
+        },
+        "cap_gpu", table="nodes",
+    ),
+    "Philly, CPU samples": Form(
+        {
+            "time": lambda row: at(row, zone=" PDT"), "machine_id": lambda _: "m1",
+            "cpu_util": lambda row: 20.5 + row,
+        },
+        times=("time",), dated=True, shares=("cpu_util",), table="node_samples",
+    ),
     "our own jobs": Form(
         {
             "cluster": lambda _: "c", "job": str, "attempt": lambda _: 0,
@@ -320,7 +356,9 @@ def total(rows: pa.Table, table: str) -> float:
     if table == "gpu_samples":
         return float(sum(rows["gpu_util"].to_pylist()))
     if table == "node_samples":
-        return float(sum(rows["memory_used"].to_pylist()))
+        return float(sum(rows["time_s"].to_pylist()))
+    if table == "nodes":
+        return float(sum(rows["gpus"].to_pylist()))
     return sum(
         (row["gpus"] or 0.0) * ((row["end_s"] or 1.0) - (row["start_s"] or 0.0))
         for row in rows.select(["gpus", "submit_s", "start_s", "end_s"]).to_pylist()

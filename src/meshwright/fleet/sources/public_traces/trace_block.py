@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from meshwright.fleet.columns import Flags, Floats, group_rows
-from meshwright.fleet.sources.job_checks import find_job_faults
+from meshwright.fleet.columns import Flags, Floats, group_rows, to_floats
+from meshwright.fleet.sources.job_checks import MAX_GPUS, find_job_faults
 from meshwright.fleet.sources.row_faults import RowFaults, no_rows
 from meshwright.fleet.store.schema_check import MAX_TIME_S, list_required_columns
 
@@ -15,6 +15,7 @@ _OTHER_UNIT = 5.0
 """A column this many times as large as it should be is in another unit."""
 _OTHER_UNIT_OF_A_ROW = 30.0
 """Published lists have single rows that are off by more, but by less than this."""
+_NODE_COUNTS = ("gpu", "gpu_capacity_num", "number of GPUs", "cap_gpu")
 _SHORT = 30.0
 """What is shorter than this may differ by rounding."""
 
@@ -116,12 +117,20 @@ class TraceBlock:
         """Return the rows of a table made of this block without those that are faulty."""
         if "time_s" in made.column_names:
             made = self._drop_far_times(made)
+        if table == "nodes" and made.num_rows == self.num_rows:
+            with np.errstate(invalid="ignore"):
+                many = to_floats(made["gpus"]) > MAX_GPUS
+            what = "is more GPUs than any cluster has"
+            self.add_fault(many, self._find_count_column(), what, "write the GPUs it has")
         if made.num_rows == self.num_rows and self.faulty.any():
             made = made.filter(pa.array(~self.faulty))
         for key in list_required_columns(table):
             if made[key].null_count:
                 made = made.filter(made[key].is_valid())
         return made
+
+    def _find_count_column(self) -> str:
+        return next((name for name in self.column_names if name in _NODE_COUNTS), "gpus")
 
     def _drop_far_times(self, made: pa.Table) -> pa.Table:
         far = np.abs(np.nan_to_num(_floats(made["time_s"]))) > MAX_TIME_S
