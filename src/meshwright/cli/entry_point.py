@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from meshwright.cli.command_registry import COMMANDS
 from meshwright.cli.parser import Parser, build_parser, join_words
-from meshwright.cli.render.safe_text import print_to_stderr
 from meshwright.cli.render.terminal import disable_color, print_error, print_result
 from meshwright.cli.result import CommandResult
 from meshwright.errors import InputError, MeshwrightError, MissingDependency
@@ -155,6 +154,8 @@ def _own_fault(error: Exception) -> int:
     """Keep the traceback in a file and say where: this is our bug, not the user's."""
     import tempfile
     import traceback
+
+    from meshwright.cli.render.safe_text import print_to_stderr
 
     with tempfile.NamedTemporaryFile(
         "w", prefix="meshwright-", suffix=".txt", delete=False, encoding="utf-8"

@@ -10,12 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from meshwright.cli.render.column_widths import GAP, fit_columns, scale_bars
-from meshwright.cli.render.safe_text import (
-    escape_json,
-    escape_lines,
-    escape_view,
-    print_to_stderr,
-)
 from meshwright.cli.result import (
     BarView,
     CommandResult,
@@ -26,7 +20,6 @@ from meshwright.cli.result import (
     View,
 )
 from meshwright.errors import InputError, MeshwrightError, MissingDependency
-from meshwright.redaction import redact_logins
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -48,6 +41,8 @@ MARK_COLORS = {
 
 def print_result(answer: CommandResult, mode: str) -> None:
     """Print an answer; `mode` is `json`, `quiet` or `auto`."""
+    from meshwright.cli.render.safe_text import escape_json, escape_lines, escape_view
+
     if mode == "json":
         envelope = {"schema": f"meshwright.{answer.schema}", **answer.data}
         text = json.dumps(envelope, indent=2, ensure_ascii=False)
@@ -71,6 +66,9 @@ def print_result(answer: CommandResult, mode: str) -> None:
 
 def print_error(error: MeshwrightError, mode: str) -> None:
     """Print what went wrong to stderr, every problem with its hint."""
+    from meshwright.cli.render.safe_text import escape_json, print_to_stderr
+    from meshwright.redaction import redact_logins
+
     if mode == "json":
         problems = [problem._asdict() for problem in getattr(error, "problems", ())]
         body = {
