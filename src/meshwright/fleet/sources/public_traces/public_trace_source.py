@@ -230,12 +230,15 @@ class PublicTraceSource:
                         if last is not None:
                             yield last
                         last = RowBatch(table, rows)
-            if last is None:
+            if last is None and one.table.kind in ("csv", "parquet") and _is_list(one):
                 done[one.table.label] = mark
-                empty = TABLE_SCHEMAS["jobs"].empty_table()
-                yield RowBatch("jobs", empty, json.dumps(done), _describe_empty(one, unread))
+                empty, said = (
+                    TABLE_SCHEMAS["jobs"].empty_table(),
+                    f"no rows can be made of {one.table.label}",
+                )
+                yield RowBatch("jobs", empty, json.dumps(done), (said, *unread))
                 unread = ()
-            else:
+            elif last is not None:
                 left = f"{one.table.label}: {len(skipped):,} rows of a wrong width left out"
                 if skipped:
                     lines = ", ".join(f"{line}" for line in find_odd_lines(one.table))
@@ -332,10 +335,9 @@ class PublicTraceSource:
         return rows.filter(kept)
 
 
-def _describe_empty(one: RecognizedTable, unread: tuple[str, ...]) -> tuple[str, ...]:
-    """Say that a table gave no rows; those that others are joined with give none by themselves."""
-    beside = one.format.read_block is None and one.format.name not in _JOINED
-    return unread if beside else (f"{one.table.label}: {one.format.name} without rows", *unread)
+def _is_list(one: RecognizedTable) -> bool:
+    """Say whether each file of a form has rows of its own: not all logs and metrics have."""
+    return one.format.read_block is not None and not one.format.needs_whole_table
 
 
 def _read_block(form: TraceFormat, rows: pa.Table, told: ReadContext) -> RowsByTable:
