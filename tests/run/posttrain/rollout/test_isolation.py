@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,6 +243,13 @@ def test_fewer_layers_still_protect(
         assert {name: part.reason for name, part in found.items()} == dict.fromkeys(KEPT, "passed")
         assert pool.sandbox_status.find_unprotected() == []
     assert outside.look() == outside.state
+
+
+def test_temporary_files_may_lie_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    with VerifierPool([CODE], workers=1, limits=LIMITS) as pool:
+        assert judge(pool, RIGHT, TESTS).value == 1.0
+        assert pool.sandbox_status.find_unprotected() == []
 
 
 def test_a_status_counts_what_protects_together() -> None:

@@ -99,10 +99,11 @@ def mount_private_files(config: SandboxConfig, record: LayerRecord) -> None:
     try:
         mount_empty(config.folder)
         record.add("bounded disk")
-        with contextlib.suppress(OSError):
-            mount_empty(SHARED_MEMORY)
-            record.add("own shared memory")
-            folders.append(SHARED_MEMORY)
+        if not Path(config.folder).is_relative_to(SHARED_MEMORY):  # it would hide the folder
+            with contextlib.suppress(OSError):
+                mount_empty(SHARED_MEMORY)
+                record.add("own shared memory")
+                folders.append(SHARED_MEMORY)
     except OSError as error:
         record.refuse("bounded disk", error)
     _write_protect(config, folders, record)
