@@ -20,7 +20,7 @@ MAX_VOCAB_SIZE = 1 << 24
 """Tables of all tokens are made; the largest published vocabulary has a 60th of this."""
 _MOST_GROWTH = 64
 """Times by which all replacements together may lengthen a text; published ones reach 3."""
-_FIX = "use the tokenizer.json that the model was published with"
+_FIX = "fetch it again from where the model was published"
 
 
 def open_tokenizer_json(text: str, where: str, *, fix: str = _FIX) -> "Tokenizer":
