@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,8 @@ from scripts.fuzzing.worker import fill_input
 
 def _made_by_hand(*readers: str) -> SeedMaker:
     def make(folder: Path) -> Iterator[bytes]:
-        for given in list(made_by_hand(folder)):
+        fresh = Path(tempfile.mkdtemp(dir=folder))
+        for given in list(made_by_hand(fresh)):
             if given.reader in readers:
                 yield fill_input(given).data
 

@@ -123,6 +123,10 @@ class TableFileSource:
             self._notes = ()
 
     def _wanted(self, table: str, rows: pa.Table, file: Path, written_s: float) -> pa.Table:
+        twice = sorted({name for name in rows.column_names if rows.column_names.count(name) > 1})
+        if twice:
+            what = f"has the column {', '.join(twice)} twice"
+            raise InputError([Problem(str(file), what, "leave one of them out")])
         columns = {name: rows[name] for name in rows.column_names}
         for name, known in (("cluster", self._asked.cluster), ("seen_s", written_s)):
             if name in TABLE_SCHEMAS[table].names and name not in columns and known:
@@ -142,8 +146,8 @@ class TableFileSource:
             raise InputError(
                 problem._replace(where=f"{file}: {problem.where}") for problem in error.problems
             ) from None
-        except pa.ArrowInvalid as error:
-            raise InputError([Problem(str(file), str(error))]) from None
+        except pa.ArrowException as error:
+            raise InputError([Problem(str(file), str(error)[:300])]) from None
         if any(made[key].null_count for key in list_required_columns(table)) and (
             found := _faults(file)
         ):
@@ -252,7 +256,7 @@ def _is_ours(file: Path) -> bool:
         else:
             with pcsv.open_csv(file) as reader:
                 names = set(reader.schema.names)
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, OSError, UnicodeError):
         return False
     return set(PRIMARY_KEYS[table]) - {"cluster"} <= names <= set(TABLE_SCHEMAS[table].names)
 
@@ -280,7 +284,7 @@ def _read(file: Path) -> Iterator[pa.Table]:
                     place = rows.schema.get_field_index(name)
                     rows = rows.set_column(place, name, pc.split_pattern(rows[name], ";"))
                 yield rows
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         found = _faults(file) or [Problem(str(file), f"cannot read: {error}")]
         raise InputError(found) from None
 

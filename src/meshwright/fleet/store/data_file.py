@@ -3,7 +3,8 @@
 import hashlib
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -135,8 +136,20 @@ def compute_schema_fingerprint(schema: pa.Schema) -> str:
 
 def read_column_names(folder: Path, part: DataFile) -> list[str]:
     """Return the columns that a file has."""
-    found: list[str] = pq.read_schema(folder / part.file).names
+    with _reading(folder / part.file):
+        found: list[str] = pq.read_schema(folder / part.file).names
     return found
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises of a damaged file into an error that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeError, KeyError) as error:
+        what = f"is damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        fix = "bring it back from a copy, or ingest into a new store"
+        raise DamagedFile([Problem(str(path), what, fix)]) from None
 
 
 def _to_disk(folder: Path) -> None:
@@ -175,16 +188,12 @@ def read_file(folder: Path, part: DataFile, columns: list[str] | None = None) ->
     """Read the rows of a file, or some columns of them; those it does not have are unknown."""
     schema = SCHEMAS[part.table]
     asked = schema.names if columns is None else columns
-    try:
+    with _reading(folder / part.file):
         with pq.ParquetFile(folder / part.file) as file:
             there = file.schema_arrow.names
             rows: pa.Table = file.read([name for name in asked if name in there])
-    except (pa.ArrowInvalid, OSError) as error:
-        what = f"is damaged: {str(error).splitlines()[0]}"
-        fix = "bring it back from a copy, or ingest into a new store"
-        raise DamagedFile([Problem(str(folder / part.file), what, fix)]) from None
-    filled = [
-        rows[name] if name in there else pa.nulls(rows.num_rows, schema.field(name).type)
-        for name in asked
-    ]
-    return pa.table(filled, schema=pa.schema([schema.field(name) for name in asked]))
+        filled = [
+            rows[name] if name in there else pa.nulls(rows.num_rows, schema.field(name).type)
+            for name in asked
+        ]
+        return pa.table(filled, schema=pa.schema([schema.field(name) for name in asked]))

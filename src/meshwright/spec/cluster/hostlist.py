@@ -15,6 +15,8 @@ MAX_HOSTS = 1_000_000
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
+_LONGEST_RANGE = 64
+
 
 def expand_hostlist(text: str, where: str = "hosts") -> tuple[str, ...]:
     """Return every name of a host list, in its order."""
@@ -127,6 +129,9 @@ def _inside(text: str, where: str) -> list[str]:
             found.extend(_entry(part, where))
             continue
         first, last = span.groups()
+        if len(part) > _LONGEST_RANGE:
+            what = f"the range {_short(part)} has {len(part):,} characters"
+            raise InputError([Problem(where, what, "use numbers such as 01-16")])
         if int(first) > int(last):
             fix = f"write {last}-{first}"
             raise InputError([Problem(where, f"the range {_short(part)} is backwards", fix)])

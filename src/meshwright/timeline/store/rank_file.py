@@ -28,6 +28,7 @@ from meshwright.timeline.store.segmented_file import open_parquet
 from meshwright.timeline.timeline import Window, match_kinds, overlaps_window
 
 _LOST = "restore it from a copy, or read on with what is kept"
+_VERSION_DIGITS = 9
 _OTHER = "move it out of the timeline's folder"
 _VERSION, _SOURCE, _METADATA = (f"meshwright.{key}" for key in ("version", "source", "metadata"))
 
@@ -178,8 +179,9 @@ def read_rank_file(
 def _about(pairs: Mapping[bytes, bytes], path: Path) -> FileMetadata:
     """What the footer says about the run."""
     version = pairs.get(_VERSION.encode(), b"0").decode(errors="replace")
-    if not (version.isascii() and version.isdigit()) or int(version) > SCHEMA_VERSION:
-        what = f"has schema version {version}, this program reads up to {SCHEMA_VERSION}"
+    known = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
+    if not known or int(version) > SCHEMA_VERSION:
+        what = f"has schema version {version[:40]}, this program reads up to {SCHEMA_VERSION}"
         raise InputError([Problem(str(path), what, "read it with a newer meshwright")])
     source = pairs.get(_SOURCE.encode(), TimelineSource.UNKNOWN.value.encode()).decode(
         errors="replace"

@@ -29,8 +29,8 @@ _ROWS: Final = 200_000
 """Rows of a block of Parquet."""
 _NULLS: Final = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "NaT"]
 _FAULTS = (
-    pa.ArrowInvalid, OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile,
-    NotImplementedError, UnicodeError,
+    pa.ArrowException, OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile,
+    NotImplementedError, UnicodeError, RuntimeError,
 )  # fmt: skip
 _AGAIN = "copy it again from where it was published"
 _FIXES: Final = {

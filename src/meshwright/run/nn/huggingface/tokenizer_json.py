@@ -22,7 +22,7 @@ _MOST_GROWTH = 64
 """Times by which all replacements together may lengthen a text; published ones reach 3."""
 _PROBE_TEXT = " ".join(("Hello, world!", "a" * 40, "x1" * 20, "é漢字🙂", "\t\r\n  .", "=" * 40))
 """A text that a damaged pattern fails at: some faults show only when a pattern is applied."""
-_FIX = "use the tokenizer.json that the model was published with"
+_FIX = "fetch it again from where the model was published"
 
 
 def open_tokenizer_json(text: str, where: str, *, fix: str = _FIX) -> "Tokenizer":

@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.file_errors import convert_os_errors
+from meshwright.run.train.data.tokenization.bounded_gzip import open_bounded_gzip
 
 _PARQUET = frozenset({".parquet", ".pq"})
 _FIX = "give JSON lines (.jsonl, .jsonl.gz), a JSON list (.json) or Parquet"
@@ -66,7 +67,7 @@ def _lines(path: Path) -> Iterator[DataRecord]:
                 where = f"{path}:{number}"
                 try:
                     yield DataRecord(where, decode(text))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                     raise InputError(
                         [Problem(where, f"is no JSON object: {error}", _FIX)]
                     ) from None
@@ -76,13 +77,13 @@ def _lines(path: Path) -> Iterator[DataRecord]:
 
 
 def _open(path: Path) -> Any:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    return open_bounded_gzip(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def _listed(path: Path, text: bytes) -> Iterator[DataRecord]:
     try:
         found = msgspec.json.decode(text, type=list[dict[str, Any]])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError([Problem(str(path), f"is no list of objects: {error}", _FIX)]) from None
     for number, values in enumerate(found, 1):
         yield DataRecord(f"{path}: record {number}", values)

@@ -100,9 +100,10 @@ class GgufFile:
         tensor = self._tensors[name]
         kind = self._gguf.GGMLQuantizationType(tensor.type_id)
         data = np.frombuffer(self._data, np.uint8, tensor.size_bytes, tensor.offset)
-        rows = data.reshape(*tensor.shape[:-1], -1) if tensor.size_bytes else data
+        if not tensor.size_bytes:
+            return torch.empty(tensor.shape)
         try:
-            numbers = self._gguf.dequantize(rows, kind)
+            numbers = self._gguf.dequantize(data.reshape(*tensor.shape[:-1], -1), kind)
         except NotImplementedError as error:
             what = f"is quantised as {kind.name}, which cannot be read"
             fix = "use a file in Q4_0, Q4_1, Q8_0, a K quant, F16, BF16 or F32"

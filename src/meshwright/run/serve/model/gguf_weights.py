@@ -27,8 +27,9 @@ from meshwright.spec.model.huggingface import read_config
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _STRETCH = "rope_freqs.weight"
+_EMBEDDING = "token_embd.weight"
 _OUTSIDE = {
-    "token_embd.weight": "model.embed_tokens.weight",
+    _EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
@@ -76,6 +77,9 @@ def model_from_gguf(file: GgufFile) -> Model:
         file.metadata_int(f"{kind}.attention.head_count"),
         file.metadata_int(f"{kind}.embedding_length"),
     )
+    if heads < 1 or _EMBEDDING not in file.names:
+        what = f"has {heads} attention heads" if heads < 1 else f"has no tensor {_EMBEDDING}"
+        raise InputError([Problem(str(file.path), what, "fetch it again")])
     config: dict[str, Any] = {
         "model_type": kind,
         "hidden_size": hidden,
@@ -87,7 +91,7 @@ def model_from_gguf(file: GgufFile) -> Model:
         "max_position_embeddings": file.metadata_int(f"{kind}.context_length"),
         "rms_norm_eps": file.metadata_float(f"{kind}.attention.layer_norm_rms_epsilon"),
         "rope_theta": file.metadata_float(f"{kind}.rope.freq_base", 10_000.0),
-        "vocab_size": file.shape("token_embd.weight")[0],
+        "vocab_size": file.shape(_EMBEDDING)[0],
         "tie_word_embeddings": "output.weight" not in file.names,
         "attention_bias": "blk.0.attn_q.bias" in file.names,
         **_stretched(file, kind),

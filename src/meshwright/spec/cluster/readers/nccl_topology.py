@@ -27,6 +27,8 @@ _NVSWITCH = "nvswitch"
 # NCCL's own fallback for a PCI device whose link it cannot read: generation 3, 16 lanes.
 _DEFAULT_GT_PER_S = 8.0
 _DEFAULT_LANES = 16
+MAX_CPUS, MAX_GPUS = 256, 2_048
+"""The largest domain that NCCL dumps today has 72 GPUs."""
 _DUMP_AGAIN = "dump the file again with NCCL_TOPO_DUMP_FILE"
 # RCCL numbered MI200 differently from its compiler.
 _GFX = {"910": "90a"}
@@ -76,10 +78,13 @@ class _Reader:
         self._cpus: dict[str, list[tuple[str, float]]] = defaultdict(list)
         self._gpus: list[_Gpu] = []
         self._names: set[str] = {_NVSWITCH}
+        self._repeats: dict[str, int] = defaultdict(lambda: 2)
+        """The number that the next vertex of a name gets that is there already."""
 
     def cpu(self, element: XmlElement) -> None:
         # Dumps of one host carry no hash, or the same one on every CPU.
         host = self._hosts.setdefault(element.get("host_hash"), f"host{len(self._hosts)}")
+        self._require_room(element, len(self._cpus[host]), MAX_CPUS, "CPUs of one host")
         name = self._vertex("cpu", host, f"cpu{element.get('numaid') or len(self._cpus[host])}")
         model = int(self.faults.number(element, "modelid", 0))
         rate = link_speeds.socket_bytes_per_s(element.get("arch"), element.get("vendor"), model)
@@ -89,12 +94,19 @@ class _Reader:
         for nic in element.find_all("nic"):
             self._nets(nic, name, host, None)
 
+    def _require_room(self, element: XmlElement, count: int, most: int, what: str) -> None:
+        """Refuse more of a kind than any machine has: they are compared with each other."""
+        if count >= most:
+            self.faults.add(element, f"the file has more than {most:,} {what}", _DUMP_AGAIN)
+            self.faults.raise_problems()
+
     def _vertex(self, kind: VertexKind, host: str, name: str, label: str = "", **facts: Any) -> str:
         """Add a vertex under a name no other has; hosts from the second on prefix theirs."""
         wanted = name if host == "host0" else f"{host}.{name}"
-        unique, again = wanted, 2
+        unique, again = wanted, self._repeats[wanted]
         while unique in self._names:
             unique, again = f"{wanted}#{again}", again + 1
+        self._repeats[wanted] = again
         self._names.add(unique)
         self.vertices.append(GraphVertex(name=unique, kind=kind, label=label, node=host, **facts))
         return unique
@@ -128,6 +140,7 @@ class _Reader:
         if any(gpu.host == host and gpu.bus == bus for gpu in self._gpus):
             what = f"the bus address {format_value(bus)} is used twice"
             self.faults.add(element, what, "give each GPU the busid of its own device")
+        self._require_room(element, len(self._gpus), MAX_GPUS, "GPUs")
         name = self._vertex("gpu", host, f"gpu{index}", bus, arch=_arch(element))
         self._gpus.append(_Gpu(name, host, bus, cpu, element))
         return name

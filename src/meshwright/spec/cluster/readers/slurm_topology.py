@@ -17,7 +17,8 @@ from meshwright.spec.cluster.hostlist import expand_hostlist
 from meshwright.spec.name_suggestions import build_unknown_name_problem, format_suggestion
 from meshwright.spec.serialization import format_value
 
-_PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
+# Possessive, and from a word's begin: a long line of something else takes time in proportion.
+_PAIR = re.compile(r"(?<!\w)(\w++)\s*+=\s*+(\S+)")
 _KEYS = {
     "switchname": {"switchname", "nodes", "switches", "linkspeed"},
     "blockname": {"blockname", "nodes"},

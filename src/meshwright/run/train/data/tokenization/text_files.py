@@ -10,12 +10,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.file_errors import convert_os_errors
+from meshwright.run.train.data.tokenization.bounded_gzip import open_bounded_gzip
 
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
 PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
@@ -116,7 +117,7 @@ def read_documents(part: TextSlice, field: str) -> Iterator[str | Problem]:
 
 def _open(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return open_bounded_gzip(path)
     return path.open("rb", buffering=1 << 20)
 
 
@@ -144,7 +145,7 @@ def _lines(opened: BinaryIO, part: TextSlice, field: str) -> Iterator[str | Prob
             try:
                 found: Any = decode(line.removeprefix(_BYTE_ORDER_MARK) if not at else line)
                 yield found.text
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 what = f"the line at byte {at:,} is not an object with a text {field!r}: {error}"
                 yield Problem(part.path, what, _mended(line))
         at += len(line)
@@ -171,7 +172,7 @@ def _mended(line: bytes) -> str:
     """Say what to do about a line without the field asked for: which others hold text."""
     try:
         found = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         found = None
     values = found.items() if isinstance(found, dict) else ()
     names = [name for name, value in values if isinstance(value, str)][:8]
