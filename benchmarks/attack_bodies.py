@@ -7,6 +7,7 @@ server should do with them is in `statuses`: most are refused, some are answered
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -250,7 +251,7 @@ def _templates() -> list[Attack]:
     values = {f"name{n}": n for n in range(700_000)}
     return [
         *(
-            Attack(f"a template that would {name}", CHAT, lambda name=name: _chat(name))
+            Attack(f"a template that would {name}", CHAT, partial(_chat, name))
             for name in ("loop", "repeat", "center", "double")
         ),
         Attack("template values", CHAT, lambda: _chat(chat_template_kwargs=values), (200, 400)),
