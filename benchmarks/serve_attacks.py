@@ -32,8 +32,8 @@ MAX_MODEL_LEN = 8192
 SERVER = f"--port 0 --device cpu --max-model-len {MAX_MODEL_LEN} --max-num-seqs 160 \
 --max-num-batched-tokens 2048 --num-gpu-blocks-override 24000 --no-access-log"
 ROUNDS = 1
-QUIET_S, SETTLE_S = 2.0, 1.0
-ATTACK_TIMEOUT_S = 40.0
+QUIET_S, SETTLE_S = 1.5, 0.4
+ATTACK_TIMEOUT_S = 35.0
 STREAM_TOKENS = 1500
 PROBE = r"""
 import http.client, json, sys, time
@@ -309,8 +309,9 @@ def measure(quick: bool) -> dict[str, object]:
         ],
         "notes": f"Each attack is one request of up to 16 MiB beside {STREAMS} streams of a tiny "
         "model whose tokenizer is that of SmolLM2, on the machine of the server, which other work "
-        "shared; figures of an attack are medians of its rounds' worst. Quiet times are the two "
-        f"seconds before each attack. Worst for health: {worst}; for streams: {rough}. By attack, "
+        "shared; figures of an attack are medians of its rounds' worst. Quiet times are the "
+        f"{QUIET_S:g} s before each attack. Worst for health: {worst}; for streams: {rough}. By "
+        "attack, "
         "ms of health: "
         + ", ".join(f"{name} {took * 1e3:.0f}" for name, took in sorted(health.items()))
         + f". Wrong: {wrong or 'none'}.",

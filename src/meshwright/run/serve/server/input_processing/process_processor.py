@@ -70,14 +70,16 @@ class ProcessInputProcessor:
         if len(body) <= SMALL_BODY_BYTES:
             lane = min(self._small, key=lambda small: small.waiting)
         self._waiting_bytes += len(body)
+        lane.waiting += 1
         # An exchange that has begun goes on to its end, also where its client leaves.
         exchange = asyncio.ensure_future(lane.exchange(PrepareRequest(kind, limits), body))
         self._exchanges.add(exchange)
-        exchange.add_done_callback(lambda done: self._forget(len(body), done))
+        exchange.add_done_callback(lambda done: self._forget(lane, len(body), done))
         return await asyncio.shield(exchange)
 
-    def _forget(self, size: int, done: "asyncio.Future[Prepared]") -> None:
+    def _forget(self, lane: "PreparerLane", size: int, done: "asyncio.Future[Prepared]") -> None:
         self._waiting_bytes -= size
+        lane.waiting -= 1
         self._exchanges.discard(done)
         if not done.cancelled():
             done.exception()  # whoever waited for it may be gone
@@ -154,13 +156,6 @@ class PreparerLane:
 
     async def exchange(self, request: PrepareRequest, body: bytes) -> Prepared:
         """Have a body prepared when it is its turn."""
-        self.waiting += 1
-        try:
-            return await self._exchange(request, body)
-        finally:
-            self.waiting -= 1
-
-    async def _exchange(self, request: PrepareRequest, body: bytes) -> Prepared:
         async with self._turn:
             try:
                 reader, writer = await self._ready()
