@@ -22,7 +22,7 @@ def week(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node that works half of each day, and one of which a quarter is lost."""
     work = [
         {"job": str(day), "start_s": day * DAY, "end_s": day * DAY + 12 * HOUR, "gpus": 8.0,
-         "nodes": ["n1"], "user": "ann"}
+         "nodes": ["n1"], "user": "ann", "gpu_util": 0.9}
         for day in range(7)
     ]  # fmt: skip
     work.append(

@@ -277,8 +277,9 @@ def test_the_executed_step_is_written_for_perfetto(
     assert str(out) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["no/step.perfetto", "no/step.json", "step.txt"])
+@pytest.mark.parametrize("name", ["file/step.perfetto", "file/step.json", "step.txt"])
 def test_a_timeline_that_cannot_be_written_is_named(
     name: str, tmp_path: Path, capsys: Captured
 ) -> None:
+    (tmp_path / "file").touch()
     assert str(tmp_path) in faults([WORK, "--timeline", str(tmp_path / name)], capsys)

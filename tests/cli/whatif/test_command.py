@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_marked(capsys: Captured) -> None:
         ([WORK, "nic="], "write it like nic=x2,x4"),
         ([WORK, "tp=2", "--tp", "3"], "--tp: 3 does not divide"),
         (["nic=x2"], "model: is missing"),
-        ([WORK, "nic=x2", "--svg", "nowhere/chart.svg"], "nowhere/chart.svg: cannot write"),
+        ([WORK, "nic=x2", "--svg", "README.md/chart.svg"], "README.md, which is a file"),
     ],
 )
 def test_a_mistake_is_named(words: list[str], fault: str, capsys: Captured) -> None:

@@ -124,9 +124,10 @@ def test_an_unknown_ending_is_refused_before_anything_is_written(tmp_path: Path)
     assert not (tmp_path / "out.txt").exists()
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write: No such file"):
-        write_requests([], tmp_path / "none" / "out.csv")
+def test_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file, which is a file, not a folder"):
+        write_requests([], tmp_path / "file" / "out.csv")
 
 
 def test_bad_rows_are_named_by_line_and_the_good_ones_kept(file: Path) -> None:
