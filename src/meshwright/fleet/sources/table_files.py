@@ -16,6 +16,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from meshwright.errors import InputError, Problem
+from meshwright.file_errors import require_plausible_rows
 from meshwright.fleet.sources.csv_errors import NULL_VALUES, find_csv_errors
 from meshwright.fleet.sources.source import (
     RowBatch,
@@ -168,6 +169,7 @@ def _read(file: Path) -> Iterator[pa.Table]:
     try:
         if file.suffix == ".parquet":
             with pq.ParquetFile(file) as parquet:
+                require_plausible_rows(file, parquet.metadata)
                 for batch in parquet.iter_batches(_ROWS):
                     yield pa.Table.from_batches([batch])
             return

@@ -153,7 +153,7 @@ def test_folders_without_a_readable_tokenizer_are_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     folder(tmp_path, "")
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(InputError, match="no JSON object"):
+    with pytest.raises(InputError, match="not a table of fields"):
         load_tokenizer(tmp_path)
 
 
