@@ -32,6 +32,7 @@ from scripts.fuzzing.targets import TARGETS
 CORPUS = Path(__file__).parents[1] / "tests" / "fuzz_corpus"
 _KEPT_FILES, _KEPT_BYTES = 12, 2_000
 """Most files of a target in the repository, and their largest size."""
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MESHWRIGHT_CACHE": "off", "RUST_BACKTRACE": "0"}
 _LEAST_S = 5
 """With less time left a process that ended is not started again."""
 _COVERED = re.compile(rb"cov: (\d+) ft: (\d+)")
@@ -92,7 +93,7 @@ def _run_process(name: str, folder: Path, seconds: int, words: Path) -> bytes:
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MESHWRIGHT_CACHE": "off"},
+            env=os.environ | _ENVIRONMENT,
         )  # fmt: skip
         try:
             process.wait(timeout=seconds + 120)

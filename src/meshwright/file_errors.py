@@ -8,11 +8,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, Problem
 
 _NO_SPACE = "free some space there, or choose another place"
 _NO_PERMISSION = "get the permission for it, or choose another place"
+_FREE_ROWS, _ROWS_PER_BYTE = 1_000_000, 100
 _LONGEST = 200
 """Most characters of a library's own words."""
 _FIXES = {
@@ -63,6 +65,19 @@ def convert_library_errors(where: str, what: str, fix: str) -> Iterator[None]:
             raise
         text = " ".join(str(error).split()) or type(error).__name__
         raise InputError([Problem(where, f"{what}: {text[:_LONGEST]}", fix)]) from error
+
+
+def require_plausible_rows(path: Path, metadata: Any) -> None:
+    """Refuse a Parquet file that claims more rows than its bytes can mean.
+
+    A run of equal values takes a few bytes, however long it is: a file of ten kilobytes may claim
+    a billion rows. Real tables take from 0.1 to 100 bytes for each.
+    """
+    rows = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    most = max(_FREE_ROWS, _ROWS_PER_BYTE * path.stat().st_size)
+    if rows > most:
+        what = f"claims {rows:,} rows, more than {most:,} for its size"
+        raise InputError([Problem(str(path), what, "write it again, or leave it out")])
 
 
 def make_parent_folder(path: Path) -> None:

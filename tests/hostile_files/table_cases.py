@@ -11,10 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.fuzzing import fleet_targets, seed_files, trace_targets
+from tests.hostile_files.trace_cases import zeros_as_gzip
 
 Cases = dict[tuple[str, str], bytes]
 _STATEMENTS = {
@@ -49,7 +51,7 @@ _STATEMENTS = {
         "DROP TABLE StringIds", "CREATE VIRTUAL TABLE StringIds USING fts5(id, value)",
     ),
     "no tables": ("DROP TABLE StringIds", "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL"),
-    "many tables": tuple(f"CREATE TABLE t{n} (a)" for n in range(300)),
+    "many tables": tuple(f"CREATE TABLE t{n} (a)" for n in range(60)),
     "odd names": ('CREATE TABLE "a""; DROP TABLE StringIds; --" (a)',),
 }  # fmt: skip
 
@@ -62,6 +64,8 @@ def sqlite_cases(folder: Path) -> Cases:
         path = folder / "changed.sqlite"
         path.write_bytes(whole)
         connection = sqlite3.connect(path)
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.execute("PRAGMA journal_mode=MEMORY")
         for statement in statements:
             with suppress(sqlite3.OperationalError):  # this SQLite lacks the module fts5
                 connection.execute(statement)
@@ -74,7 +78,7 @@ def sqlite_cases(folder: Path) -> Cases:
                       (44, b"\xff" * 4), (56, b"\x00\x00\x00\x02"), (100, b"\xff" * 16),
                       (4_096, b"\xff" * 64), (8_192, b"\x05" + b"\xff" * 8)):  # fmt: skip
         found["nsight", f"bytes at {at}"] = whole[:at] + value + whole[at + len(value) :]
-    found["nsight", "gzip bomb"] = gzip.compress(whole + bytes(70 << 20), 9)
+    found["nsight", "gzip bomb"] = gzip.compress(whole) + zeros_as_gzip(70)
     return found
 
 
@@ -106,9 +110,9 @@ def parquet_cases(folder: Path) -> Cases:
             pa.array([b"\xff\xfe"] * rows).view(pa.string())),
         "a version to come": table.replace_schema_metadata({"meshwright.version": "9" * 5_000}),
         "facts that are no JSON": table.replace_schema_metadata({"meshwright.metadata": b"\xea{"}),
-        "a dictionary bomb": pa.table({"x": pa.array(["y" * 50_000] * 9_000).dictionary_encode()}),
-        "a bomb of zeros": pa.table({"x": pa.array([0] * 2_000_000)}),
-        "a bomb of texts": pa.table({"text": pa.array(["y" * 20_000] * 3_000)}),
+        "a dictionary bomb": pa.table({"x": _one_word(9_000)}),
+        "a bomb of zeros": pa.table({"x": pa.array(np.zeros(2_000_000, np.int64))}),
+        "a bomb of texts": pa.table({"text": pa.array(["y" * 20_000] * 500)}),
         "deep columns": pa.table({"x": _deep(60)}),
         "many columns": pa.table({f"c{n}": [1] for n in range(900)}),
         "control letters": pa.table({"\x1b[2J": [1], "a\x00b": [2]}),
@@ -135,6 +139,10 @@ def parquet_cases(folder: Path) -> Cases:
     return found
 
 
+def _one_word(rows: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["y" * 50_000])
+
+
 def _deep(levels: int) -> pa.Array:
     array = pa.array([1])
     for _ in range(levels):
@@ -147,7 +155,7 @@ def archive_cases() -> Cases:
     packed, tarred = io.BytesIO(), io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("../../jobs.csv", "job_id,user\n" + "1,a\n" * 9)
-        archive.writestr("zeros.csv", b"0" * (30 << 20))
+        archive.writestr("zeros.csv", b"0" * (9 << 20))
     with tarfile.open(fileobj=tarred, mode="w:gz") as tar:
         for name, kind in (("a.csv", tarfile.REGTYPE), ("/etc/x", tarfile.SYMTYPE), ("b", b"9")):
             member = tarfile.TarInfo(name)
@@ -156,7 +164,7 @@ def archive_cases() -> Cases:
     (arrays, *_) = fleet_targets.SEEDS["numpy_pickle"](Path())
     traces = {
         "a zip with odd names": packed.getvalue(), "a tar with links": tarred.getvalue(),
-        "a zip cut off": packed.getvalue()[:99], "a gzip bomb": gzip.compress(bytes(60 << 20)),
+        "a zip cut off": packed.getvalue()[:99], "a gzip bomb": zeros_as_gzip(60),
         "an empty zip": b"PK\x05\x06" + bytes(18), "a wide header": b"a," * 60_000 + b"\n1\n",
         "a long field": b"job_id,user\n1," + b"x" * 60_000, "quotes": b'a,b\n"' + b'""' * 9_000,
         "deep JSON": b'[{"jobid":' + b"[" * 50_000, "NUL": b"job_id\x00,user\n",
@@ -177,9 +185,10 @@ def archive_cases() -> Cases:
     records = {
         "deep": b'{"text":' * 30_000, "a long line": b'{"text": "' + b"x" * 60_000,
         "a far number": b'{"timestamp": 1e999, "input_length": 9e99, "output_length": -1}',
-        "far blocks": b'{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1e30]}',
+        "far blocks": b'{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [9e9]}',
         "no UTF-8": b'{"text": "\xff\xfe"}', "NUL": b"\x00" * 60_000, "nothing": b"",
-        "a gzip bomb": gzip.compress(line + b"\n" * (40 << 20)), "a key twice": b'{"a": 1, "a": 2}',
+        "a gzip bomb": gzip.compress(line) + zeros_as_gzip(40, b"\n"),
+        "a key twice": b'{"a": 1, "a": 2}',
         "no objects": b"1\n2\n3\n", "one list": b"[" + b"[" * 9_000, "a table": b"a,b\n1,2\n",
         "a wide table": b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"1," * 60_000,
         "an open quote": b'TIMESTAMP,ContextTokens,GeneratedTokens\n"' + b"1\n" * 9_000,

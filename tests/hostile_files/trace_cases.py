@@ -20,6 +20,11 @@ _ODD_NUMBERS = (
 )  # fmt: skip
 
 
+def zeros_as_gzip(mebibytes: int, byte: bytes = b"\0") -> bytes:
+    """Return a gzip file that unpacks to so much, made quickly: one member for each mebibyte."""
+    return gzip.compress(byte * (1 << 20), 9) * mebibytes
+
+
 def trace_cases() -> Cases:
     """Return files for the readers of traces."""
     found: Cases = {}
@@ -55,7 +60,7 @@ def trace_cases() -> Cases:
         ("kineto", "ends without begins"): json.dumps(
             {"traceEvents": [{"ph": "E", "ts": n, "pid": 1, "tid": 1} for n in range(3_000)]}
         ).encode(),
-        ("kineto", "gzip bomb"): gzip.compress(b'{"traceEvents": [' + b" " * (70 << 20), 9),
+        ("kineto", "gzip bomb"): gzip.compress(b'{"traceEvents": [') + zeros_as_gzip(70),
         ("kineto", "gzip cut off"): gzip.compress(json.dumps(world).encode())[:40],
         ("kineto", "gzip in gzip"): gzip.compress(gzip.compress(b"{}")),
         ("kineto", "gzip members"): gzip.compress(b"") * 3_000,
@@ -157,5 +162,5 @@ def _dump_cases() -> Cases:
     found["memory_snapshot", "addresses on a probe chain"] = pickle.dumps(snapshot(chain, active=0))
     found["flight_recorder", "a packed dump"] = struct.pack("<I", 0x04034B50) + bytes(99)
     found["flight_recorder", "JSON too deep"] = b'{"entries": ' + b"[" * 50_000
-    found["flight_recorder", "a pickle bomb"] = gzip.compress(b"\x80\x02" + b"N" * (12 << 20))
+    found["flight_recorder", "a pickle bomb"] = gzip.compress(b"\x80\x02") + zeros_as_gzip(12)
     return found

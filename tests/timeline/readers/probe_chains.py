@@ -1,5 +1,7 @@
 """Integers that make a dict of CPython probe the places of nearly all others for each of them."""
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,7 @@ _SHIFT = 5
 """`PERTURB_SHIFT` of CPython's dictobject.c."""
 
 
+@cache
 def integers_on_one_probe_chain(bits: int) -> list[int]:
     """Return about two thirds of `2**bits` integers, as many as a dict of this size can hold.
 
@@ -23,7 +26,7 @@ def integers_on_one_probe_chain(bits: int) -> list[int]:
     walkers: list[npt.NDArray[np.int64]] = []
     first = size
     while sum(map(len, walkers)) < len(orbit) - 64:
-        keys = np.arange(first, first + (1 << 20), dtype=np.int64)
+        keys = np.arange(first, first + (size << 3), dtype=np.int64)
         first += len(keys)
         spot, perturb = keys % size, keys.copy()
         good = place_on_orbit[spot] < size

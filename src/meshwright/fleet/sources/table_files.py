@@ -20,6 +20,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from meshwright.errors import InputError, Problem
+from meshwright.file_errors import require_plausible_rows
 from meshwright.fleet.columns import to_floats
 from meshwright.fleet.sources.csv_errors import (
     NULL_VALUES,
@@ -265,6 +266,7 @@ def _read(file: Path) -> Iterator[pa.Table]:
     try:
         if file.suffix == ".parquet":
             with pq.ParquetFile(file) as parquet:
+                require_plausible_rows(file, parquet.metadata)
                 for batch in parquet.iter_batches(_ROWS):
                     yield pa.Table.from_batches([batch])
             return

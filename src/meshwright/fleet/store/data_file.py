@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from meshwright.errors import DamagedFile, Problem
+from meshwright.file_errors import require_plausible_rows
 from meshwright.fleet.store.schema import SCHEMAS, SPAN_COLUMNS
 
 ROW_GROUP_SIZE = 131_072
@@ -190,6 +191,7 @@ def read_file(folder: Path, part: DataFile, columns: list[str] | None = None) ->
     asked = schema.names if columns is None else columns
     with _reading(folder / part.file):
         with pq.ParquetFile(folder / part.file) as file:
+            require_plausible_rows(folder / part.file, file.metadata)
             there = file.schema_arrow.names
             rows: pa.Table = file.read([name for name in asked if name in there])
         filled = [

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from meshwright.errors import InputError, Problem
-from meshwright.file_errors import convert_os_errors, describe_os_error
+from meshwright.file_errors import convert_os_errors, describe_os_error, require_plausible_rows
 from meshwright.timeline.columns import arrow_schema, cast_to_schema, to_dictionary, to_numpy
 from meshwright.timeline.schema import (
     SCHEMA_VERSION,
@@ -148,6 +148,7 @@ def read_rank_file(
     mend = f"run mw timeline repair {path.parent}"
     faults = [Problem(str(path), fault, mend)] if fault else []
     with file:
+        require_plausible_rows(path, file.metadata)
         about = _about(file.metadata.metadata or {}, path)
         lacking = [c.name for c in columns.values() if not c.nullable]
         lacking = [name for name in lacking if name not in file.schema_arrow.names]

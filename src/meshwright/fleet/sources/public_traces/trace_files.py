@@ -20,6 +20,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 import pyarrow as pa
 
 from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.file_errors import require_plausible_rows
 
 _SNIFF_BYTES: Final = 1 << 18
 """The widest header known has two thousand columns in some ten kilobytes."""
@@ -131,6 +132,7 @@ class TraceTable(NamedTuple):
 
         chosen = [name for name in wanted or self.columns if name in self.columns]
         with _reading(self.label), parquet.ParquetFile(self.path) as file:
+            require_plausible_rows(self.path, file.metadata)
             for batch in file.iter_batches(batch_size=_ROWS, columns=chosen):
                 yield pa.table({name: _as_text(batch.column(name)) for name in chosen})
 

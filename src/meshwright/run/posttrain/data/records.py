@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.file_errors import convert_os_errors
+from meshwright.file_errors import convert_os_errors, require_plausible_rows
 from meshwright.run.train.data.tokenization.bounded_gzip import open_bounded_gzip
 
 _PARQUET = frozenset({".parquet", ".pq"})
@@ -95,6 +95,7 @@ def _rows(path: Path) -> Iterator[DataRecord]:
     number = 0
     try:
         with convert_os_errors(path, "read"), pyarrow.parquet.ParquetFile(path) as file:
+            require_plausible_rows(path, file.metadata)
             for batch in file.iter_batches(batch_size=1024):
                 for values in batch.to_pylist():
                     number += 1

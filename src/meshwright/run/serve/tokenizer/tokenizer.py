@@ -183,7 +183,11 @@ def _from_folder(folder: Path) -> Tokenizer:
 def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    return load_data(path)
+    try:
+        return load_data(path)
+    except InputError as error:
+        problems = [problem._replace(fix="fetch it again") for problem in error.problems]
+        raise InputError(problems) from error
 
 
 def _written(token: object) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.file_errors import convert_os_errors
+from meshwright.file_errors import convert_os_errors, require_plausible_rows
 from meshwright.run.train.data.tokenization.bounded_gzip import open_bounded_gzip
 
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
@@ -155,7 +155,10 @@ def _row_groups(path: Path, most_bytes: int) -> list[TextSlice]:
     sizes = []
     try:
         metadata = _parquet().ParquetFile(path).metadata
+        require_plausible_rows(path, metadata)
         sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # Arrow's own errors are ValueErrors
         raise InputError([_bad_parquet(path, error)]) from None
     found: list[TextSlice] = []
