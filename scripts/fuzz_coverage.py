@@ -9,7 +9,7 @@ per format and keeps each input that reaches something new. A fault is any excep
 project's own errors, more than 5 s of CPU time, more memory than 10 times the file and 200 MB, or
 the end of the process. Faults lie in `OUT/NAME/faults`, each with its traceback. `--replay FILE`
 reads one file as a target does. Inputs to begin with are made by the target, and taken from
-`tests/fuzz_corpus/NAME`; `--keep` adds the smallest new ones there.
+`tests/scripts/fuzz_corpus/NAME`; `--keep` adds the smallest new ones there.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from scripts.fuzzing.mutations import PIECES
 from scripts.fuzzing.targets import TARGETS
 
-CORPUS = Path(__file__).parents[1] / "tests" / "fuzz_corpus"
+CORPUS = Path(__file__).parents[1] / "tests" / "scripts" / "fuzz_corpus"
 _KEPT_FILES, _KEPT_BYTES = 12, 2_000
 """Most files of a target in the repository, and their largest size."""
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MESHWRIGHT_CACHE": "off", "RUST_BACKTRACE": "0"}

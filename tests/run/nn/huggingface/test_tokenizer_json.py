@@ -12,7 +12,7 @@ from meshwright.run.nn.huggingface.safetensors_header import open_safetensors
 from meshwright.run.nn.huggingface.tokenizer_json import open_tokenizer_json
 from meshwright.run.serve.tokenizer.tokenizer import Tokenizer
 from scripts.fuzzing.seed_files import make_tokenizer
-from tests.hostile_files.model_cases import safetensors_cases
+from tests.scripts.hostile_files.model_cases import safetensors_cases
 
 
 def _described(tmp_path: Path, **changes: Any) -> str:

@@ -15,10 +15,10 @@ import pytest
 from meshwright.errors import MeshwrightError
 from scripts.fuzz_coverage import CORPUS
 from scripts.fuzzing.targets import TARGETS, Reader
-from tests.hostile_files.model_cases import gguf_cases, safetensors_cases, tokenizer_cases
-from tests.hostile_files.setting_cases import json_cases, toml_cases, xml_cases, yaml_cases
-from tests.hostile_files.table_cases import archive_cases, parquet_cases, sqlite_cases
-from tests.hostile_files.trace_cases import pickle_cases, trace_cases
+from tests.scripts.hostile_files.model_cases import gguf_cases, safetensors_cases, tokenizer_cases
+from tests.scripts.hostile_files.setting_cases import json_cases, toml_cases, xml_cases, yaml_cases
+from tests.scripts.hostile_files.table_cases import archive_cases, parquet_cases, sqlite_cases
+from tests.scripts.hostile_files.trace_cases import pickle_cases, trace_cases
 
 _WATCHDOG_S = 60
 """A reader needs well below 5 s; a busy machine may take a while longer."""

@@ -33,10 +33,10 @@ def trace_cases() -> Cases:
             row = json.dumps(_KERNEL | {field: 77777}).replace("77777", number)
             found["kineto", f"{field} {number[:12]}"] = f'{{"traceEvents": [{row}]}}'.encode()
     for field in ("device", "stream", "correlation"):
-        for value in (2**31, 2**62, -1, 10**40):
-            changed: dict[str, Any] = _KERNEL["args"] | {field: value}
+        for far in (2**31, 2**62, -1, 10**40):
+            changed: dict[str, Any] = _KERNEL["args"] | {field: far}
             row = json.dumps(_KERNEL | {"args": changed})
-            found["kineto", f"{field} {value:.0e}"] = f'{{"traceEvents": [{row}]}}'.encode()
+            found["kineto", f"{field} {far:.0e}"] = f'{{"traceEvents": [{row}]}}'.encode()
     world = {"distributedInfo": {"rank": 10**12, "world_size": 10**15}, "traceEvents": [_KERNEL]}
     ranks = [_KERNEL | {"args": {"Process Group Ranks": "[0, 1, 99999999999]", "rank": 10**18}}]
     steps = [

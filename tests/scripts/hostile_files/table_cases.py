@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.fuzzing import fleet_targets, seed_files, trace_targets
-from tests.hostile_files.trace_cases import zeros_as_gzip
+from tests.scripts.hostile_files.trace_cases import zeros_as_gzip
 
 Cases = dict[tuple[str, str], bytes]
 _STATEMENTS = {
