@@ -125,7 +125,7 @@ def test_package_says_what_it_exports(folder: Path) -> None:
 
 
 def test_tests_mirror_the_packages() -> None:
-    beside_the_package = {"real", "scripts", "benchmarks", "data", "hostile_files"}
+    beside_the_package = {"real", "scripts", "benchmarks", "data"}
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
     packages = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     assert folders - beside_the_package - {"__pycache__"} <= packages

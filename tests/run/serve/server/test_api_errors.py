@@ -8,8 +8,8 @@ from meshwright.run.serve.client.output_stream import OutputStream
 from meshwright.run.serve.engine_client import EngineDeadError
 from meshwright.run.serve.request import Request, RequestOutput
 from meshwright.run.serve.server import BackgroundServer, ServerConfig, create_app
-from meshwright.run.serve.server.body_decoding import drop_unknown_nulls
 from meshwright.run.serve.server.protocol.request_schema import ChatCompletionRequest
+from meshwright.run.serve.server.request_decoder import drop_unknown_nulls
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.serving import serving
 from tests.run.serve.server.wire import events, send

@@ -13,8 +13,8 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.prompt_task.prompt_environment import make_reward_model_key
 from meshwright.run.posttrain.prompt_task.reward_config import ModelReward
 from meshwright.run.posttrain.rollout.reward_component import RewardComponent
-from meshwright.run.posttrain.rollout.verifiers.verdict import MAX_REWARD
 from meshwright.run.posttrain.rollout.verifiers.verifier_job import VerifierJob
+from meshwright.run.posttrain.rollout.verifiers.verifier_outcome import MAX_REWARD
 from meshwright.run.posttrain.rollout.verifiers.verifier_pool import VerifierPool
 from meshwright.run.posttrain.supervised.reward_model import HEAD_FILE, RewardModel
 from meshwright.run.serve.engine.runner_builder import resolve_device

@@ -13,7 +13,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.rollout.reward_component import RewardComponent
-from meshwright.run.posttrain.rollout.verifiers.verdict import MAX_REWARD
+from meshwright.run.posttrain.rollout.verifiers.verifier_outcome import MAX_REWARD
 from meshwright.run.serve.request import FinishReason
 
 RolloutEnd = Literal["finished", "length", "max_turns", "error"]

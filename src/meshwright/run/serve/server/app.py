@@ -23,7 +23,10 @@ from meshwright.run.serve.server.app_state import AppState
 from meshwright.run.serve.server.endpoint import Endpoint, authenticate, json_reader
 from meshwright.run.serve.server.host_check import HostCheckMiddleware
 from meshwright.run.serve.server.input_processing.inline_processor import InlineInputProcessor
-from meshwright.run.serve.server.input_processing.prepared import InputProcessor, RequestKind
+from meshwright.run.serve.server.input_processing.prepared_request import (
+    InputProcessor,
+    RequestKind,
+)
 from meshwright.run.serve.server.lifecycle_routes import (
     sleep_route,
     update_weights_route,

@@ -12,7 +12,7 @@ from meshwright.run.serve.request import Request
 from meshwright.run.serve.server.admission import AdmissionController, RequestContext
 from meshwright.run.serve.server.api_errors import ApiError, unservable_request
 from meshwright.run.serve.server.api_keys import ApiKeys, read_api_keys
-from meshwright.run.serve.server.input_processing.prepared import (
+from meshwright.run.serve.server.input_processing.prepared_request import (
     InputLimits,
     InputProcessor,
     Prepared,

@@ -16,7 +16,7 @@ from meshwright.run.serve.server.admission import RequestContext
 from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.api_keys import ApiKeys
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
-from meshwright.run.serve.server.body_decoding import decode_body
+from meshwright.run.serve.server.request_decoder import decode_body
 from meshwright.run.serve.server.sse import send_events
 from meshwright.run.serve.server.tracing import TraceSpan, record_error
 

@@ -2,7 +2,7 @@
 
 from meshwright.run.serve.server.admission import RequestContext
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
-from meshwright.run.serve.server.input_processing.prepared import PreparedAnswer
+from meshwright.run.serve.server.input_processing.prepared_request import PreparedAnswer
 
 
 async def prepared_answer_route(

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn", reason="the server needs meshwright[serve]")
 
 from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.input_processing.inline_processor import InlineInputProcessor
-from meshwright.run.serve.server.input_processing.prepared import (
+from meshwright.run.serve.server.input_processing.prepared_request import (
     InputLimits,
     PreparedChat,
     PreparedCompletion,

@@ -30,7 +30,7 @@ from meshwright.run.posttrain.rollout.verifiers.program_sandbox import (
     ProgramSandbox,
     uses_program_sandbox,
 )
-from meshwright.run.posttrain.rollout.verifiers.verdict import (
+from meshwright.run.posttrain.rollout.verifiers.verifier_outcome import (
     Verdict,
     VerifierFailure,
     read_verdict,

@@ -36,7 +36,7 @@ from meshwright.run.posttrain.rollout.verifiers.sandbox.sandbox_config import (
     LayerRecord,
     SandboxConfig,
 )
-from meshwright.run.posttrain.rollout.verifiers.verdict import (
+from meshwright.run.posttrain.rollout.verifiers.verifier_outcome import (
     Verdict,
     read_verdict,
     run_verifier,

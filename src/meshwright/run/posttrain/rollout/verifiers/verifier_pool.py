@@ -22,12 +22,12 @@ from typing import NamedTuple, Self
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.rollout.reward_component import RewardComponent, VerifierOutcome
-from meshwright.run.posttrain.rollout.verifiers.verdict import MAX_REWARD
 from meshwright.run.posttrain.rollout.verifiers.verifier_job import (
     VerifierJob,
     VerifierLimits,
     VerifierStartError,
 )
+from meshwright.run.posttrain.rollout.verifiers.verifier_outcome import MAX_REWARD
 from meshwright.run.posttrain.rollout.verifiers.verifier_process import (
     END_S,
     ChildExit,

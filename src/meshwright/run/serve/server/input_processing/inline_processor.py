@@ -2,7 +2,7 @@
 
 import asyncio
 
-from meshwright.run.serve.server.input_processing.prepared import (
+from meshwright.run.serve.server.input_processing.prepared_request import (
     InputLimits,
     Prepared,
     RequestKind,

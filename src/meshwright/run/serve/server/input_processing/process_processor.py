@@ -18,7 +18,7 @@ from pathlib import Path
 from meshwright.run.serve.frame_codec import encode_frame
 from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.input_processing import protocol
-from meshwright.run.serve.server.input_processing.prepared import (
+from meshwright.run.serve.server.input_processing.prepared_request import (
     InputLimits,
     Prepared,
     RequestKind,

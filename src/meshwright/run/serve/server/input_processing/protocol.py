@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.run.serve.request import Request
 from meshwright.run.serve.server.api_errors import ApiError
-from meshwright.run.serve.server.input_processing.prepared import (
+from meshwright.run.serve.server.input_processing.prepared_request import (
     InputLimits,
     Prepared,
     PreparedAnswer,

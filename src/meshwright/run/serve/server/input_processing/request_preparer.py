@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshwright.run.serve.server.api_errors import ApiError, invalid_request
-from meshwright.run.serve.server.body_decoding import decode_body
-from meshwright.run.serve.server.input_processing.prepared import (
+from meshwright.run.serve.server.input_processing.prepared_request import (
     InputLimits,
     Prepared,
     PreparedAnswer,
@@ -44,6 +43,7 @@ from meshwright.run.serve.server.protocol.tool_choice import (
     resolve_tool_choice,
     to_template_tool,
 )
+from meshwright.run.serve.server.request_decoder import decode_body
 from meshwright.run.serve.server.server_config import ServerConfig
 from meshwright.run.serve.server.sse import UsageReporting, encode
 from meshwright.run.serve.server.tokenization import (

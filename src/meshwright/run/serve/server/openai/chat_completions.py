@@ -9,7 +9,7 @@ from meshwright.run.serve.output.output_delta import OutputDelta, OutputParser
 from meshwright.run.serve.request import RequestOutput
 from meshwright.run.serve.server.admission import RequestContext
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
-from meshwright.run.serve.server.input_processing.prepared import PreparedChat
+from meshwright.run.serve.server.input_processing.prepared_request import PreparedChat
 from meshwright.run.serve.server.openai.choice_stream import ChoiceStream
 from meshwright.run.serve.server.protocol.logprobs_format import (
     encode_chat_logprobs,

@@ -9,7 +9,7 @@ from meshwright.run.serve.request import RequestOutput, TokenLogprob
 from meshwright.run.serve.server.admission import RequestContext
 from meshwright.run.serve.server.api_errors import ApiError
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
-from meshwright.run.serve.server.input_processing.prepared import PreparedCompletion
+from meshwright.run.serve.server.input_processing.prepared_request import PreparedCompletion
 from meshwright.run.serve.server.openai.choice_stream import ChoiceStream
 from meshwright.run.serve.server.protocol.logprobs_format import (
     CompletionLogprobsWriter,

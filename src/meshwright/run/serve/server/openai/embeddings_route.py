@@ -9,7 +9,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.run.serve.server.admission import RequestContext
 from meshwright.run.serve.server.api_errors import ApiError, unservable_request
 from meshwright.run.serve.server.app_state import AppState, ResponseBody
-from meshwright.run.serve.server.input_processing.prepared import PreparedEmbedding
+from meshwright.run.serve.server.input_processing.prepared_request import PreparedEmbedding
 from meshwright.run.serve.server.protocol.response_schema import (
     EmbeddingData,
     EmbeddingResponse,
