@@ -30,7 +30,7 @@ class AllowedHosts:
 
         Without the header no browser asks: such a request is let through.
         """
-        if self._any or not host_header:
+        if self._any or host_header is None:
             return True
         name = _strip_port(host_header)
         if name is None:
