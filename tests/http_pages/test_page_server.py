@@ -18,11 +18,15 @@ from meshwright.http_pages.page_server import (
 PAGE = b"what was asked for"
 
 
+SLOW_PAGE_BEGUN, SLOW_PAGE_MAY_END = threading.Event(), threading.Event()
+
+
 @contextmanager
 def serving(**bounds: float) -> Iterator[PageServer]:
     def answer(request: PageRequest) -> Page:
         if request.path == "/slow":
-            time.sleep(0.3)
+            SLOW_PAGE_BEGUN.set()
+            assert SLOW_PAGE_MAY_END.wait(20)
         return Page(PAGE)
 
     with PageServer(("127.0.0.1", 0), answer, AllowedHosts(), **bounds) as server:  # type: ignore[arg-type]
@@ -118,13 +122,14 @@ def test_requests_beyond_those_answered_at_a_time_are_put_off() -> None:
     with serving(max_answering=1) as server:
         other = threading.Thread(target=get, args=(server, "/slow"))
         other.start()
-        codes = set()
-        until = time.monotonic() + 20
-        while 503 not in codes and time.monotonic() < until and other.is_alive():
-            codes.add(get(server)[0])
+        assert SLOW_PAGE_BEGUN.wait(20)
+        assert get(server)[0] == 503
+        SLOW_PAGE_MAY_END.set()
         other.join()
-        assert 503 in codes
-        assert get(server)[0] == 200
+        until = time.monotonic() + 20  # the place is free a moment after the answer
+        while (status := get(server)[0]) != 200 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert status == 200
 
 
 @pytest.mark.parametrize(

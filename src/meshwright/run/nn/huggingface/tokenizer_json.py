@@ -38,7 +38,6 @@ def open_tokenizer_json(text: str, where: str, *, fix: str = _FIX) -> "Tokenizer
         made = Tokenizer.from_str(text)
         made.no_truncation()
         made.no_padding()
-        made.encode(_PROBE_TEXT)
         last = max(made.get_vocab(with_added_tokens=True).values(), default=-1)
         parts = [
             json.loads(part.__getstate__()) for part in (made.normalizer, made.decoder) if part
@@ -48,6 +47,8 @@ def open_tokenizer_json(text: str, where: str, *, fix: str = _FIX) -> "Tokenizer
         raise InputError([Problem(where, what, f"use numbers below {MAX_VOCAB_SIZE:,}")])
     for part in parts:
         _check_growth(part, where)
+    with convert_library_errors(where, "is not a tokenizer's JSON file", fix):
+        made.encode(_PROBE_TEXT)
     return made
 
 
