@@ -1,4 +1,4 @@
-"""Times, signs and order of jobs: what cannot be true of any job, whoever tells it."""
+"""Times, signs and order of jobs: checks that hold for jobs of every source."""
 
 from typing import Final, NamedTuple
 
@@ -15,11 +15,11 @@ _EARLIEST_S: Final = -MAX_TIME_S
 _ROUNDING_S: Final = 1.5
 """Starts and ends are rounded to seconds, each by itself."""
 CLOCK_SKEW_S: Final = 60.0
-"""Submission and start may be told by clocks of two machines."""
+"""Two machines with different clocks may record submission and start."""
 
 
 class JobFault(NamedTuple):
-    """Jobs that cannot be as they are told."""
+    """Jobs with an impossible value, and the reason."""
 
     column: str
     """Which of the columns of `jobs` is wrong."""
